@@ -334,9 +334,9 @@ fn what_is_copied_while_changes_are_held_keeps_to_no_limit_and_is_nobodys() {
     assert!((-1.0..1.0).contains(&own), "{own}");
 }
 
-/// The least and the most that a volume is promised of a device, in nanoseconds a second, while another one goes to another core of it; and for how long the
+/// The least that a volume is promised of a device, in nanoseconds a second, while another one goes to another core of it; and for how long the
 /// changes of that one were held, which is long on this device.
-fn promised_beside_a_move(is_used: bool) -> (u64, u64, u64) {
+fn promised_beside_a_move(is_used: bool) -> (u64, u64) {
     let change = |options: &mut NodeOptions| {
         options.cores = Some(2);
         let device = &mut options.devices[0];
@@ -378,7 +378,7 @@ fn promised_beside_a_move(is_used: bool) -> (u64, u64, u64) {
         };
         let begun = scene.ask(|node| node.move_volume("vm".to_owned(), spec));
         begun.expect("begins");
-        let (mut least, mut most) = (u64::MAX, 0);
+        let mut least = u64::MAX;
         loop {
             let metrics = scene.ask(|node| node.metrics()).expect("metrics");
             let mut volumes = metrics.volumes.iter();
@@ -387,9 +387,10 @@ fn promised_beside_a_move(is_used: bool) -> (u64, u64, u64) {
             let info = info(&scene);
             if info.state != MoveState::Running {
                 assert_eq!(info.state, MoveState::Done, "{info:?}");
-                return (least, most, info.held_us);
+                return (least, info.held_us);
             }
-            (least, most) = (least.min(promised), most.max(promised));
+            // More when it has left: its client asks for nothing, so it is nobody's at its new place.
+            least = least.min(promised);
         }
     });
     drop(client);
@@ -401,13 +402,11 @@ fn promised_beside_a_move(is_used: bool) -> (u64, u64, u64) {
 #[test]
 fn others_are_promised_no_less_while_a_volume_goes_to_another_core() {
     for (is_used, parts) in [(false, 1), (true, 2)] {
-        let (least, most, held_us) = promised_beside_a_move(is_used);
-        println!("used {is_used}: {least} to {most}, held for {held_us} us");
+        let (least, held_us) = promised_beside_a_move(is_used);
+        println!("used {is_used}: {least} at least, held for {held_us} us");
         // Of what is not kept, and not the background's: 31 in 32, and half of that.
         let expected = 1_000_000_000 * 31 / 32 / 2 / parts;
-        for promised in [least, most] {
-            assert!(promised.abs_diff(expected) < 1000, "{promised}, {expected}");
-        }
+        assert!(least.abs_diff(expected) < 1000, "{least}, {expected}");
         assert!(held_us > 10_000, "{held_us}");
     }
 }
