@@ -464,7 +464,21 @@ fn restrictions_stay_and_are_told() {
             "{error}"
         );
     }
+    // An address that no client has locks everybody out; a network that begins with it doesn't.
+    let from = |given: &str| Restrictions {
+        allow_from: vec![given.parse().expect("a network")],
+        ..Restrictions::default()
+    };
+    for nobodys in ["0.0.0.0", "::"] {
+        let asked = restrict(&scene, from(nobodys));
+        refused(
+            asked,
+            NodeErrorKind::InvalidArgument,
+            "no address that a client can have",
+        );
+    }
     assert_eq!(scene.show("vm").expect("shown").restrictions, most);
+    restrict(&scene, from("0.0.0.0/1")).expect("half of all");
     restrict(&scene, Restrictions::default()).expect("lifted");
     assert_eq!(
         scene.show("vm").expect("shown").restrictions,

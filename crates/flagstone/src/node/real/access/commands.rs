@@ -277,6 +277,17 @@ fn address_of_one(local: IpAddr, doing: &str) -> Result<(), NodeError> {
 /// Refuses what is an address in a network rather than a network: one of the two is not what was meant.
 fn network_named(network: &Network, doing: &str) -> Result<(), NodeError> {
     let first = network.first();
+    let all_bits = if first.address().is_ipv4() { 32 } else { 128 };
+    let is_nobodys =
+        network.prefix_bits() == all_bits && first.address().to_canonical().is_unspecified();
+    if is_nobodys {
+        let found = format!(
+            "{network} has no address that a client can have, so nobody could use the volume"
+        );
+        return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+            "name networks that clients are in (--allow-from 10.0.0.0/8), or `--allow-from any` for all of them",
+        ));
+    }
     if first == *network {
         return Ok(());
     }
