@@ -841,12 +841,13 @@ impl RealNode {
     }
 }
 
-/// Refuses what can't be done with a volume that is being moved.
+/// Refuses to move what would be scheduled there by what it was promised before.
 fn promised_else(doing: &str) -> NodeError {
     let found = "what it is promised was changed just now";
     NodeError::new(NodeErrorKind::Busy, doing, found).next("move it again")
 }
 
+/// Refuses what can't be done with a volume that is being moved.
 pub(super) fn moving(doing: &str) -> NodeError {
     NodeError::new(NodeErrorKind::Busy, doing, "it, or the journal that it is in, is being moved").next(
         "try again; if it is being copied (`flagstone volume move NAME --status`), wait until that is over, or end it (`--cancel`): \
