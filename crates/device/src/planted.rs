@@ -110,11 +110,15 @@ pub enum Bug {
     PartOutlivesBlock,
     /// Attributes that come with a write are a unit of their own.
     AttributesApart,
+    /// Zeros are written over a segment in use without a look at which of its blocks are.
+    LaidOutInUse,
+    /// Blocks are handed out while zeros are being written there.
+    OpenUnderZeros,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 51] = [
+    pub const ALL: [Bug; 53] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -166,6 +170,8 @@ impl Bug {
         Bug::CopyBeforeFlush,
         Bug::PartOutlivesBlock,
         Bug::AttributesApart,
+        Bug::LaidOutInUse,
+        Bug::OpenUnderZeros,
     ];
 
     /// Its name on the command line: words joined by hyphens.

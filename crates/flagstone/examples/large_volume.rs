@@ -92,6 +92,14 @@ impl BlockDevice for Hollow {
         self.file.discard(offset_bytes, len_bytes)
     }
 
+    fn preallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.file.preallocate(offset_bytes, len_bytes)
+    }
+
     fn is_allocated(&self, offset_bytes: u64, len_bytes: u64) -> bool {
         self.file.is_allocated(offset_bytes, len_bytes)
     }

@@ -113,6 +113,19 @@ pub trait BlockDevice: Clone + 'static {
         len_bytes: u64,
     ) -> impl Future<Output = io::Result<()>> + 'static;
 
+    /// Has what holds the device keep room for the range, so that writes to it find some: a file's filesystem. What the range holds stays,
+    /// and writing there for the first time may still change more than bytes (`is_allocated`). Much faster than writing. Nothing to do for what has
+    /// all of its room anyway. It is as durable as a write: a power loss before the next flush may undo it.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where there is no other way than to write; those of a write that finds no room.
+    fn preallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static;
+
     /// True if the whole range is known to have been written before, so that writing to it changes
     /// nothing but its bytes: not which space a file has. A hint, for what is faster.
     fn is_allocated(&self, offset_bytes: u64, len_bytes: u64) -> bool;

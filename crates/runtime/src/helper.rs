@@ -27,6 +27,11 @@ pub(crate) enum Blocking {
         offset_bytes: u64,
         len_bytes: u64,
     },
+    Preallocate {
+        file: Arc<File>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    },
     DiscardBlocks {
         file: Arc<File>,
         offset_bytes: u64,
@@ -47,6 +52,11 @@ impl Blocking {
                 offset_bytes,
                 len_bytes,
             } => sys::punch_hole(&*file, offset_bytes, len_bytes),
+            Blocking::Preallocate {
+                file,
+                offset_bytes,
+                len_bytes,
+            } => sys::preallocate(&*file, offset_bytes, len_bytes),
             Blocking::DiscardBlocks {
                 file,
                 offset_bytes,

@@ -103,6 +103,11 @@ pub(crate) enum Request {
         offset_bytes: u64,
         len_bytes: u64,
     },
+    Preallocate {
+        file: Rc<DeviceFile>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    },
     Receive {
         socket: Rc<Socket>,
         buf: IoBuf,
@@ -352,6 +357,16 @@ impl Request {
                 len_bytes,
             } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                let entry = entry!(file.target(), fd =>
+                    opcode::Fallocate::new(fd, len_bytes).offset(offset_bytes).mode(mode).build());
+                (device_flight(Owned::Nothing, file), Some(entry))
+            }
+            Request::Preallocate {
+                file,
+                offset_bytes,
+                len_bytes,
+            } => {
+                let mode = libc::FALLOC_FL_KEEP_SIZE;
                 let entry = entry!(file.target(), fd =>
                     opcode::Fallocate::new(fd, len_bytes).offset(offset_bytes).mode(mode).build());
                 (device_flight(Owned::Nothing, file), Some(entry))

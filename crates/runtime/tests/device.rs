@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Random, TempDir, all, kernels, pattern, run};
 use flagstone_platform::layers::{Layer, Layers, Operation, Outcome, PerOperation, Traced};
@@ -251,6 +252,51 @@ fn a_discarded_range_of_a_file_is_given_back() {
             "{name}: {freed} sectors were freed"
         );
         assert_eq!(fs::metadata(&file).unwrap().len(), 4 * MIB);
+    }
+}
+
+#[test]
+fn room_is_set_aside_without_a_change_of_what_is_there() {
+    for (name, config) in kernels() {
+        let dir = TempDir::new();
+        let path = dir.path("device");
+        create_device_file(&path, 4 * MIB, Fill::Sparse).unwrap();
+        let file = path.clone();
+        let before = fs::metadata(&path).unwrap().blocks();
+        let is_there = Arc::new(AtomicBool::new(false));
+        let told = is_there.clone();
+        run(&config, move |platform| async move {
+            let device = open(&platform, &path);
+            let (_, result) = device.write(MIB, pattern(8192, 1)).await;
+            result.unwrap();
+            match device.preallocate(0, 2 * MIB).await {
+                Ok(()) => told.store(true, Ordering::Relaxed),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+            }
+            device.preallocate(MIB, 0).await.unwrap();
+            // What is merely set aside changes when it is written.
+            assert!(!device.is_allocated(0, 2 * MIB));
+            assert!(device.is_allocated(MIB, 8192));
+            let (back, result) = device
+                .read(MIB - 4096, platform.buffers().take(16_384))
+                .await;
+            result.unwrap();
+            assert_eq!(&back[4096..12_288], &pattern(8192, 1)[..]);
+            assert!(back[..4096].iter().chain(&back[12_288..]).all(|&b| b == 0));
+            let error = device.preallocate(4 * MIB - 4096, 8192).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let stats = device.io_stats().snapshot();
+            assert_eq!(
+                stats.write.operations, 1,
+                "it is no operation of the device"
+            );
+        });
+        let metadata = fs::metadata(&file).unwrap();
+        assert_eq!(metadata.len(), 4 * MIB, "{name}");
+        if is_there.load(Ordering::Relaxed) {
+            let taken = (metadata.blocks() - before) * 512;
+            assert!((2 * MIB..3 * MIB).contains(&taken), "{name}: {taken} bytes");
+        }
     }
 }
 

@@ -85,6 +85,10 @@ impl BlockDevice for Layered {
         })
     }
 
+    fn preallocate(&self, _: u64, _: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Ok(()))
+    }
+
     fn is_allocated(&self, _: u64, _: u64) -> bool {
         true
     }

@@ -451,12 +451,37 @@ impl SimDevice {
                 };
                 let (survival, result) = survival_of(state, rng, range, dropped);
                 state.cache.complete(change, survival, Some(rng));
+                state.forget_set_aside(offset_bytes, len_bytes);
                 result
             });
             let ok = result.is_ok();
             state.record(IoEvent::DiscardCompleted { id: io, ok });
             (result, ok, 0)
         });
+        future
+    }
+}
+
+impl SimDevice {
+    /// No operation of the disk: what is below it takes its time, and nothing else befalls it.
+    fn start_preallocating(&self, offset_bytes: u64, len_bytes: u64) -> IoFuture<io::Result<()>> {
+        assert!((offset_bytes | len_bytes).is_multiple_of(SECTOR_BYTES));
+        let (future, slot) = IoFuture::new();
+        let (disk, holds) = (self.disk.clone(), self.holds(offset_bytes, len_bytes));
+        let takes_ns = disk.state().borrow().config.preallocate_ns;
+        let action = move |_: &Rc<Inner>| {
+            let result = match (takes_ns, holds) {
+                (_, false) => Err(out_of_range()),
+                (None, true) => Err(io::ErrorKind::Unsupported.into()),
+                (Some(_), true) => {
+                    let mut state = disk.state().borrow_mut();
+                    state.set_aside(offset_bytes, len_bytes)
+                }
+            };
+            slot.fill(result);
+        };
+        let done_at_ns = self.world.now_ns().saturating_add(takes_ns.unwrap_or(0));
+        self.world.schedule(done_at_ns, Box::new(action));
         future
     }
 }
@@ -615,6 +640,14 @@ impl BlockDevice for SimDevice {
         len_bytes: u64,
     ) -> impl Future<Output = io::Result<()>> + 'static {
         self.start_discard(offset_bytes, len_bytes)
+    }
+
+    fn preallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.start_preallocating(offset_bytes, len_bytes)
     }
 
     /// Writing changes nothing but bytes here, but whoever asks is to do what it does on a file.

@@ -8,7 +8,9 @@
 //! [`SimDevice`]: crate::SimDevice
 
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::{Range, RangeInclusive};
 use std::rc::{Rc, Weak};
 
 use crate::crash::{CrashImages, draw_survivals};
@@ -75,6 +77,8 @@ pub struct DiskConfig {
     pub faults: FaultConfig,
     /// Space there really is, as under a sparse file: writes that need more fail with "no space".
     pub stored_max_bytes: Option<u64>,
+    /// How long it takes to set room aside, in nanoseconds; `None`: it can't be done.
+    pub preallocate_ns: Option<u64>,
     /// The number of the error that such writes fail with: ENOSPC, or EDQUOT as where a quota is used up.
     pub full_error: i32,
 }
@@ -88,6 +92,7 @@ impl DiskConfig {
             latency: Latency::default(),
             faults: FaultConfig::default(),
             stored_max_bytes: None,
+            preallocate_ns: Some(200_000),
             full_error: ENOSPC,
         }
     }
@@ -169,6 +174,8 @@ pub(crate) struct DiskState {
     counts: IoCounts,
     fault_log: Vec<FaultRecord>,
     recording: Option<Vec<IoEvent>>,
+    /// Pages that room was set aside for and that were not written then. A power loss forgets all of them.
+    set_aside: BTreeSet<u64>,
     /// The world it was last opened in, and its number there.
     world: Weak<Inner>,
     pub(crate) number: u32,
@@ -195,6 +202,7 @@ impl SimDisk {
             counts: IoCounts::default(),
             fault_log: Vec::new(),
             recording: None,
+            set_aside: BTreeSet::new(),
             world: Weak::new(),
             number: 0,
         };
@@ -274,6 +282,7 @@ impl SimDisk {
         let survivals = draw_survivals(rng, &state.cache.volatile());
         let image = state.cache.after_power_loss(&survivals);
         state.cache = WriteCache::new(image);
+        state.set_aside.clear();
     }
 
     /// A disk with what a power failure now would leave of this one, which whoever used it still may be using: for a node that dies while others
@@ -508,10 +517,12 @@ impl DiskState {
         len_bytes: u64,
     ) -> Option<u64> {
         let max_bytes = self.config.stored_max_bytes?;
-        let mut left = (max_bytes / PAGE_BYTES).saturating_sub(self.cache.allocated_pages());
-        let pages = offset_bytes / PAGE_BYTES..(offset_bytes + len_bytes).div_ceil(PAGE_BYTES);
-        for page_no in pages {
-            if !self.cache.is_allocated(page_no) {
+        let has_none = |page_no: u64| !self.cache.is_allocated(page_no);
+        let set_aside = self.set_aside.iter().filter(|&&page_no| has_none(page_no));
+        let used = self.cache.allocated_pages() + set_aside.count() as u64;
+        let mut left = (max_bytes / PAGE_BYTES).saturating_sub(used);
+        for page_no in pages_of(offset_bytes, len_bytes) {
+            if has_none(page_no) && !self.set_aside.contains(&page_no) {
                 if left == 0 {
                     let page_sector = page_no * (PAGE_BYTES / SECTOR_BYTES);
                     return Some(page_sector.max(offset_bytes / SECTOR_BYTES));
@@ -521,6 +532,30 @@ impl DiskState {
         }
         None
     }
+
+    /// Sets room aside for a range: all of it or, if there isn't enough, none.
+    pub(crate) fn set_aside(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        if self
+            .first_sector_without_space(offset_bytes, len_bytes)
+            .is_some()
+        {
+            return Err(io::Error::from_raw_os_error(self.config.full_error));
+        }
+        self.set_aside.extend(pages_of(offset_bytes, len_bytes));
+        Ok(())
+    }
+
+    /// What was set aside for a range is not any more.
+    pub(crate) fn forget_set_aside(&mut self, offset_bytes: u64, len_bytes: u64) {
+        for page_no in pages_of(offset_bytes, len_bytes) {
+            self.set_aside.remove(&page_no);
+        }
+    }
+}
+
+/// The pages that a range touches.
+fn pages_of(offset_bytes: u64, len_bytes: u64) -> Range<u64> {
+    offset_bytes / PAGE_BYTES..(offset_bytes + len_bytes).div_ceil(PAGE_BYTES)
 }
 
 /// A place of the same length beside the operation's own, half the time on something stored;

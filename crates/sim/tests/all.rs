@@ -20,6 +20,7 @@ mod hand_over;
 mod history;
 mod idle;
 mod layers;
+mod laying_out;
 mod loose;
 mod moves;
 mod nbd;

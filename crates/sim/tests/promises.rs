@@ -31,7 +31,7 @@ fn in_world<F: Future<Output = ()> + 'static>(
     });
 }
 
-/// On 800 MiB that are written ahead, which takes its time from `slow_from` on.
+/// On 800 MiB that are written ahead, since room can't be set aside in another way. That takes its time from `slow_from` on.
 fn in_slow_world<F: Future<Output = ()> + 'static>(
     slow_from: u64,
     test: impl FnOnce(SimPlatform, Engine<SimPlatform>) -> F + 'static,
@@ -39,7 +39,10 @@ fn in_slow_world<F: Future<Output = ()> + 'static>(
     let world = World::new(1);
     let platform = world.platform(0);
     world.block_on(0, async move {
-        let disk = SimDisk::new(DiskConfig::new(800 * MIB));
+        let disk = SimDisk::new(DiskConfig {
+            preallocate_ns: None,
+            ..DiskConfig::new(800 * MIB)
+        });
         let options = EngineOptions {
             prewrite_segments: true,
             ..EngineOptions::default()

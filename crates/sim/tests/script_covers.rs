@@ -46,11 +46,12 @@ const CRASHED_ELSEWHERE: [&str; 3] = ["hand_over", "take_over", "wait_for_change
 /// cache does, which scripts don't have: it changes nothing on the device (`tests/cache.rs`, and two of five random
 /// runs). For how long a full ring held changes up is 0 wherever checkpoints keep up (`tests/rings.rs`), and
 /// nobody gives the background turns here (`node/real/background.rs` of the binary, in the simulator, too).
-const OTHER_COUNTERS: [&str; 15] = [
+const OTHER_COUNTERS: [&str; 16] = [
     "background_hurried",
     "background_waited_ns",
     "journal_full_ns",
     "prewritten_bytes",
+    "segments_used_early",
     "read_errors",
     "corrupt_blocks",
     "bitmaps_lost",

@@ -17,7 +17,6 @@ use std::task::Poll;
 
 use flagstone_platform::Platform;
 
-use super::spacing::Needed;
 use super::{Engine, Inner};
 
 /// How often it is looked whether somebody waits for what is made in the background.
@@ -29,12 +28,14 @@ pub(super) const PATIENCE_NS: u64 = 100_000_000;
 /// The longest wait of a checkpoint for the turn of one of its writes, with half of the ring in use or less.
 const CHECKPOINT_PATIENCE_NS: u64 = 20_000_000;
 
-/// The longest wait of a step of [`PREWRITE_BYTES`] that lays out a segment for a command: it takes no more than 13 seconds beside what the
-/// device needs for it.
-const COMMAND_PATIENCE_NS: u64 = 25_000_000;
-
-/// What is written of a segment that is laid out, at a time: others wait no longer than that for the device.
-pub(super) const PREWRITE_BYTES: u64 = 256 << 10;
+/// How long a step waits for its turn.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Patience {
+    /// It isn't to be made any more.
+    GivenUp,
+    /// So long, in nanoseconds; then it is made without one.
+    Ns(u64),
+}
 
 /// What a step in the background does to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,25 +135,26 @@ impl<P: Platform> Inner<P> {
             .await
     }
 
-    /// The same for a step that lays out a segment: none, if a change waits for it, or anybody else for his turn to open one.
-    pub(super) async fn prewrite_turn(&self, blocks: u64, needed: Needed) -> Turn {
-        self.turn_within(Work::write(blocks), || {
-            let is_awaited = self.opening.has_waiting() || self.check_running().is_err();
-            match needed {
-                _ if is_awaited => 0,
-                Needed::ByChange => 0,
-                Needed::ByCommand => COMMAND_PATIENCE_NS,
-                Needed::Later => PATIENCE_NS,
-            }
-        })
-        .await
+    /// The same for a step that lays out a segment.
+    pub(super) async fn laying_out_turn(
+        &self,
+        blocks: u64,
+        patience_ns: impl Fn() -> Patience,
+    ) -> Option<Turn> {
+        self.turn_as_long_as(Work::write(blocks), patience_ns).await
     }
 
     /// Waits for a turn for as long as `patience_ns` says, asked again and again.
     async fn turn_within(&self, work: Work, patience_ns: impl Fn() -> u64) -> Turn {
+        let turn = self.turn_as_long_as(work, || Patience::Ns(patience_ns()));
+        turn.await.expect("it is never given up")
+    }
+
+    /// The same. `None`: it was given up.
+    async fn turn_as_long_as(&self, work: Work, patience: impl Fn() -> Patience) -> Option<Turn> {
         let background = self.background.borrow().clone();
         let Some(background) = background else {
-            return Turn(None);
+            return Some(Turn(None));
         };
         let began = self.platform.now();
         let mut coming = background.turn(work);
@@ -161,21 +163,26 @@ impl<P: Platform> Inner<P> {
             let come = poll_fn(|cx| match coming.as_mut().poll(cx) {
                 Poll::Ready(turn) => Poll::Ready(Some(turn)),
                 // What is pressing is so before the first look, too.
-                Poll::Pending if patience_ns() == 0 => Poll::Ready(None),
+                Poll::Pending if patience() <= Patience::Ns(0) => Poll::Ready(None),
                 Poll::Pending => look.as_mut().poll(cx).map(|()| None),
             });
             let come = come.await;
             let waited_ns = self.platform.now().since(began);
             if let Some(turn) = come {
                 self.note_background_waited(waited_ns);
-                return Turn(Some(turn));
+                return Some(Turn(Some(turn)));
             }
-            if waited_ns >= patience_ns() {
+            let patience = patience();
+            if patience == Patience::GivenUp {
+                self.note_background_waited(waited_ns);
+                return None;
+            }
+            if Patience::Ns(waited_ns) >= patience {
                 drop(coming);
                 self.note_background_waited(waited_ns);
                 let hurried = &self.counters.background_hurried;
                 hurried.set(hurried.get() + 1);
-                return Turn(Some(background.turn_now(work)));
+                return Some(Turn(Some(background.turn_now(work))));
             }
         }
     }

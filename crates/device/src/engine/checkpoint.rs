@@ -15,7 +15,7 @@ use super::background::Turn;
 use super::error::DvolError;
 use super::join::join_all;
 use super::journal::Position;
-use super::spacing::Needed;
+use super::laying_out::Needed;
 use crate::format::catalogue::{CatalogueRecord, MapRoot};
 use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
@@ -164,7 +164,6 @@ impl<P: Platform> Inner<P> {
                 return;
             }
             if !self.wants_checkpoint() {
-                self.keep_blocks_open().await;
                 signal.await;
                 continue;
             }
@@ -259,10 +258,10 @@ impl<P: Platform> Inner<P> {
             &self.signals.checkpointed,
             &self.signals.journal,
             &self.signals.space,
+            &self.signals.blocks_low,
         ] {
             signal.notify();
         }
-        self.keep_blocks_open().await;
         Ok(())
     }
 

@@ -17,7 +17,8 @@ use flagstone_types::Slot;
 
 use super::Inner;
 use super::error::DvolError;
-use super::spacing::{Needed, OVERWRITE_PART_BLOCKS, SPACE_WAITS_MAX};
+use super::laying_out::Needed;
+use super::spacing::{OVERWRITE_PART_BLOCKS, SPACE_WAITS_MAX};
 use crate::format::record::Record;
 use crate::format::table::{PAGES_PER_INDEX, TableKind};
 use crate::v2p::{nodes_changed_max, nodes_unmapped_max};

@@ -152,8 +152,10 @@ counters! {
     groups,
     /// Bytes of the journal groups written.
     group_bytes,
-    /// Bytes of zeros written ahead over segments of a file when they were first reserved.
+    /// Bytes of zeros written over segments of a file before anything else is written there.
     prewritten_bytes,
+    /// Segments of a file that were needed before zeros had been written over them.
+    segments_used_early,
     /// Flushes of the device.
     flushes,
     /// Flushes asked for by clients.

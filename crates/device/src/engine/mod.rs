@@ -28,6 +28,7 @@ mod idle;
 mod info;
 mod join;
 mod journal;
+mod laying_out;
 mod load;
 mod locks;
 mod loose;
@@ -148,8 +149,8 @@ struct Inner<P: Platform> {
     admin: Budget,
     /// Segments taken, with the units that say so, as long as those may be in an open group.
     segments_taking: RefCell<BTreeMap<SegmentNo, Pooled<Unit>>>,
-    /// Blocks of the segment that is just being written ahead.
-    blocks_being_taken: Cell<u64>,
+    /// Segments that are written ahead.
+    laying_out: laying_out::LayingOut,
     /// Only one task opens a segment at a time.
     opening: Budget,
     /// Whose turn it is to wait for room at the next checkpoint.
@@ -240,6 +241,8 @@ struct Signals {
     flushed: Signal,
     /// Blocks can be handed out again, or segments are free.
     space: Signal,
+    /// The next segment is to be opened ahead of need, or one was opened and not laid out.
+    blocks_low: Signal,
     /// Someone wants a checkpoint, or the state reached its limits.
     checkpoint_wanted: Signal,
     /// A checkpoint has ended.
@@ -320,6 +323,7 @@ impl<P: Platform> Engine<P> {
         inner.signals.journal.notify();
         inner.signals.flush_wanted.notify();
         inner.signals.checkpoint_wanted.notify();
+        inner.signals.blocks_low.notify();
         inner.signals.reap.notify();
         inner.signals.checkpointed.notify();
         inner.signals.forget.notify();
@@ -337,6 +341,7 @@ impl<P: Platform> Engine<P> {
         self.start_task(|inner| async move { inner.run_data().await });
         self.start_task(|inner| async move { inner.run_flusher().await });
         self.start_task(|inner| async move { inner.run_checkpointer().await });
+        self.start_task(|inner| async move { inner.run_opener().await });
         self.start_task(|inner| async move { inner.run_reaper().await });
         self.start_task(|inner| async move { inner.run_forgetter().await });
         self.start_task(|inner| async move { inner.run_quiet().await });

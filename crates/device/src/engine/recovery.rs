@@ -255,7 +255,7 @@ impl<P: Platform> Engine<P> {
             freed: RefCell::default(),
             admin: Budget::new(1),
             segments_taking: RefCell::default(),
-            blocks_being_taken: 0.into(),
+            laying_out: Default::default(),
             opening: Budget::new(1),
             way: Budget::new(1),
             overwrites: Budget::new(1),

@@ -68,7 +68,7 @@ impl<P: Platform> Engine<P> {
         let inner = &self.inner;
         let (open, unloaded) = inner.own_open_blocks();
         // With the segment that this journal is just taking: it is no other one's, and whoever needs a segment waits for it first.
-        let own_blocks = open + unloaded + inner.blocks_being_taken.get();
+        let own_blocks = open + unloaded + inner.laying_out.blocks_being_taken();
         let own_blocks = own_blocks as i64 - inner.spoken_for() as i64;
         let (free, short_segments) = inner.shared.free_segments();
         SpareRoom {

@@ -13,7 +13,8 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
-use super::spacing::{Needed, OPEN_BLOCKS_LOW, SPACE_WAITS_MAX};
+use super::laying_out::{Needed, OPEN_BLOCKS_LOW};
+use super::spacing::SPACE_WAITS_MAX;
 use crate::format::record::Record;
 use crate::state::Effects;
 

@@ -5,23 +5,21 @@
 //! them; checkpoints may use everything. That those find enough, whatever takes no data blocks, is
 //! seen to by [`due`](super::due).
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_platform::{BlockDevice, Platform};
+use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Slot, VBlock};
 use smallvec::SmallVec;
 
 use super::Inner;
-use super::background::PREWRITE_BYTES;
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::due::Purpose;
 use super::error::DvolError;
+use super::laying_out::Needed;
 use super::overwrites::Turn;
 use super::segments::NO_SLOT;
 use crate::format::record::Record;
-use crate::planted::{Bug, planted};
 use crate::space::{BlockRun, LONG_BLOCKS};
 
 /// Blocks that memory is kept for while they become usable again.
@@ -60,43 +58,6 @@ pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
 /// A segment is opened just for long runs as long as more than this part of the device is owned by no
 /// journal.
 const LONG_RUN_SPARE: u64 = 8;
-
-/// Open blocks in the pool below which the next segment is prepared.
-pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
-
-/// Who needs a segment that is opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Needed {
-    /// A change that waits for it.
-    ByChange,
-    /// A command that waits for it.
-    ByCommand,
-    /// Nobody yet.
-    Later,
-}
-
-/// Has the blocks of a segment count as open while it is being written ahead.
-struct Taking<'a> {
-    blocks_being_taken: &'a Cell<u64>,
-    blocks: u64,
-}
-
-impl<'a> Taking<'a> {
-    fn new(blocks_being_taken: &'a Cell<u64>, blocks: u64) -> Taking<'a> {
-        blocks_being_taken.set(blocks_being_taken.get() + blocks);
-        Taking {
-            blocks_being_taken,
-            blocks,
-        }
-    }
-}
-
-impl Drop for Taking<'_> {
-    fn drop(&mut self) {
-        let all = self.blocks_being_taken.get();
-        self.blocks_being_taken.set(all - self.blocks);
-    }
-}
 
 impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins, however little space there is.
@@ -154,7 +115,7 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks in segments that nobody owns, and in the one that this journal is just taking.
     pub(super) fn not_owned_yet(&self) -> u64 {
-        self.shared.free_blocks() + self.blocks_being_taken.get()
+        self.shared.free_blocks() + self.laying_out.blocks_being_taken()
     }
 
     /// Blocks of this journal's own segments that can be handed out: at once, and after loading
@@ -165,7 +126,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// True if handing out `count` blocks to `slot` takes another bitmap or segment first.
-    fn needs_more(&self, slot: Slot, count: u64) -> bool {
+    pub(super) fn needs_more(&self, slot: Slot, count: u64) -> bool {
         let (open, unloaded) = self.own_open_blocks();
         open < count || open + unloaded < count + self.kept_from(slot)
     }
@@ -351,7 +312,7 @@ impl<P: Platform> Inner<P> {
     fn take_open(&self, count: u64) -> SmallVec<[BlockRun; 2]> {
         let runs = self.hand_out(count);
         if self.is_low_on_blocks() {
-            self.signals.checkpoint_wanted.notify();
+            self.signals.blocks_low.notify();
         }
         runs
     }
@@ -396,6 +357,7 @@ impl<P: Platform> Inner<P> {
             || !self.commit.borrow().is_idle()
             || !self.state.borrow().is_clean()
             || self.state.borrow().reapable().is_some()
+            || self.laying_out.withholds()
     }
 
     /// Has what is freed become usable: at first by a flush, then by a checkpoint, which gives up
@@ -420,7 +382,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// The same for whoever has the turn.
-    async fn open_next(
+    pub(super) async fn open_next(
         self: &Rc<Self>,
         slot: Slot,
         count: u64,
@@ -441,81 +403,8 @@ impl<P: Platform> Inner<P> {
         self.open_segment(needed).await
     }
 
-    /// Takes over a segment that nobody owns. One at a time.
-    pub(super) async fn open_segment(self: &Rc<Self>, needed: Needed) -> Result<(), DvolError> {
-        let Some(segment) = self.shared.claim_any(self.journal_no) else {
-            // It is the device that is full.
-            self.host_full.set(false);
-            return Err(DvolError::NoSpace);
-        };
-        if self.options.prewrite_segments {
-            let blocks = self.geometry.segment_capacity_blocks(segment);
-            let taking = Taking::new(&self.blocks_being_taken, blocks);
-            let written = self.prewrite(segment, needed).await;
-            drop(taking);
-            if let Err(error) = written {
-                self.shared.release(self.journal_no, segment);
-                return Err(error);
-            }
-        }
-        self.reserve(segment)
-    }
-
     pub(super) fn checkpoint_is_under_way(&self) -> bool {
         self.checkpoints_started.get() > self.checkpoints_done.get()
-    }
-
-    /// Takes over a segment that was claimed.
-    fn reserve(self: &Rc<Self>, segment: flagstone_types::SegmentNo) -> Result<(), DvolError> {
-        self.state.borrow_mut().apply(
-            &Record::ReserveSegment { segment },
-            &self.geometry,
-            &mut crate::state::Effects::default(),
-        );
-        // The record lies in front of every record that speaks of the segment's blocks. A checkpoint
-        // needs it, too: its root names the segment, but before that root is durable others may
-        // already have been given blocks.
-        if planted(Bug::SegmentNotRecorded) {
-            return Ok(());
-        }
-        // The last checkpoint has the segment to itself, and nothing may follow its root.
-        if self.checkpointer_off.get() {
-            return Ok(());
-        }
-        let mut records = SmallVec::new();
-        records.push(Record::ReserveSegment { segment });
-        let submitted = self.submit(records, SmallVec::new(), false, SmallVec::new())?;
-        let mut taking = self.segments_taking.borrow_mut();
-        taking.retain(|_, unit| unit.seq.get() == 0);
-        taking.insert(segment, submitted.unit);
-        Ok(())
-    }
-
-    /// Writes zeros over a segment that nobody uses, in turns with what others want of the device.
-    async fn prewrite(
-        &self,
-        segment: flagstone_types::SegmentNo,
-        needed: Needed,
-    ) -> Result<(), DvolError> {
-        let (start, end) = self.geometry.segment_range(segment);
-        let mut at = start.offset_bytes();
-        // What was written once needs it no more: it would cost a second write of every block.
-        if self.device.is_allocated(at, end.offset_bytes() - at) {
-            return Ok(());
-        }
-        while at < end.offset_bytes() {
-            let len = (end.offset_bytes() - at).min(PREWRITE_BYTES);
-            let turn = self.prewrite_turn(len / BLOCK_SIZE, needed).await;
-            let zeros = self.platform.buffers().zeros(len as usize);
-            let (_, result) = self.device.write(at, zeros).await;
-            drop(turn);
-            result.map_err(|error| self.write_failure(&error))?;
-            at += len;
-            let written = &self.counters.prewritten_bytes;
-            written.set(written.get() + len);
-        }
-        self.host_full.set(false);
-        Ok(())
     }
 
     /// Loads the bitmap of an owned segment, or goes on without it if it is damaged. Fails if it
@@ -565,26 +454,5 @@ impl<P: Platform> Inner<P> {
         blocks.shrink_to(SCRATCH_REUSABLE_MAX);
         drop((state, blocks));
         self.signals.space.notify();
-    }
-
-    /// True if the next segment should be opened ahead of need.
-    fn is_low_on_blocks(&self) -> bool {
-        self.state.borrow().pool.segments().next().is_some()
-            && self.needs_more(NO_SLOT, OPEN_BLOCKS_LOW)
-    }
-
-    /// Opens more blocks ahead of need, so that requests seldom wait for it. Not if somebody is at it
-    /// already: checkpoints would wait for that.
-    pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
-        if self.is_low_on_blocks()
-            && !self.shared.is_fenced()
-            && !self.stopping.get()
-            && let Some(_turn) = self.opening.try_take(1)
-        {
-            // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self
-                .open_next(NO_SLOT, OPEN_BLOCKS_LOW, Needed::Later)
-                .await;
-        }
     }
 }

@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 use flagstone_types::{BlockNo, SegmentNo};
 
@@ -424,6 +425,37 @@ impl Pool {
             maps.cursor = start;
         }
         self.current
+    }
+
+    /// The indices of a segment's blocks that can be handed out; `None` if it isn't owned or not loaded.
+    pub fn range_of(&self, segment: SegmentNo) -> Option<Range<usize>> {
+        let state = self.segments.get(&segment)?;
+        state.is_loaded().then_some(state.range.0..state.range.1)
+    }
+
+    /// Whether all of these blocks, by their indices in the segment, could be handed out at once.
+    pub fn are_open(&self, segment: SegmentNo, blocks: Range<usize>) -> bool {
+        let found = self.segments.get(&segment);
+        let inside = found.filter(|s| blocks.start >= s.range.0 && blocks.end <= s.range.1);
+        let maps = inside.and_then(|state| state.maps.as_ref());
+        maps.is_some_and(|maps| maps.taken.count_in((blocks.start, blocks.end)) == 0)
+    }
+
+    /// Keeps them from being handed out, if that is so. [`Pool::reopen`] gives each of them back.
+    pub fn withhold(&mut self, segment: SegmentNo, blocks: Range<usize>) -> bool {
+        if !self.are_open(segment, blocks.clone()) {
+            return false;
+        }
+        let found = self.segments.get_mut(&segment);
+        let Some(maps) = found.and_then(|state| state.maps.as_mut()) else {
+            return false;
+        };
+        for index in blocks.clone() {
+            maps.taken.set(index);
+        }
+        maps.open_blocks -= blocks.len() as u32;
+        self.open_blocks -= blocks.len() as u64;
+        true
     }
 
     /// A handed-out block is used by a record that has been applied. During replay the block was

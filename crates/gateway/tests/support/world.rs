@@ -273,6 +273,14 @@ impl BlockDevice for NoDevice {
         ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
+    fn preallocate(
+        &self,
+        _offset_bytes: u64,
+        _len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
     fn is_allocated(&self, _offset_bytes: u64, _len_bytes: u64) -> bool {
         false
     }

@@ -176,6 +176,10 @@ impl BlockDevice for RamDevice {
         std::future::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
+    fn preallocate(&self, _: u64, _: u64) -> impl Future<Output = io::Result<()>> + 'static {
+        std::future::ready(Ok(()))
+    }
+
     fn is_allocated(&self, _: u64, _: u64) -> bool {
         true
     }

@@ -59,11 +59,13 @@ pub enum Scene {
     /// Sectors of a few blocks are written and read, some of them again and again: parts of a block are put together from what is kept
     /// of the last ones, or read once that is gone, and the power fails after a few groups.
     Sectors,
+    /// The first segment is laid out while it is in use, as on a file.
+    Zeros,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 11] = [
+    pub const ALL: [Scene; 12] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -75,6 +77,7 @@ impl Scene {
         Scene::Copies,
         Scene::Attributes,
         Scene::Sectors,
+        Scene::Zeros,
     ];
 
     /// Its name on the command line.
@@ -115,6 +118,12 @@ impl Scene {
             Scene::Copies => (30, 2, 6),
             Scene::Attributes => (20, 3, 8),
             Scene::Sectors => (16, 2, 24),
+            Scene::Zeros => {
+                options.prewrite_segments = true;
+                // Otherwise what is handed out next comes to meet the zeros.
+                options.reuse_soon = rng.coin();
+                (4, 4, 300)
+            }
             Scene::Fences => {
                 class = FaultClass::Fencing;
                 faults.flush_error = 0.1;
@@ -164,6 +173,8 @@ impl Scene {
             | Scene::Copies
             | Scene::Attributes
             | Scene::Sectors => (quick, 1_000..=200_000, 100_000..=5_000_000),
+            // Zeros and data meet while some clients are at work.
+            Scene::Zeros => (quick, 1_000..=50_000, 1_000..=500_000),
             Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
             Scene::Slots | Scene::Fences => (quick, 1_000..=100_000, 1_000..=500_000),
             // Either a question waits long for nodes, or the record of the floor for its flush.
@@ -195,6 +206,7 @@ impl Scene {
             Scene::Reuse => 300,
             Scene::Overwrites => 12,
             Scene::Tails | Scene::Copies | Scene::Attributes => 16,
+            Scene::Zeros => 1500,
             Scene::Ring => 1200,
             Scene::Slots => 40,
             Scene::Sectors => 60,
@@ -275,7 +287,7 @@ impl Scene {
                 Scene::Reuse => client.overwrite(dvol, REUSED_BLOCKS).await,
                 Scene::Overwrites => client.overwrite(dvol, 3).await,
                 Scene::Tails => client.overwrite(dvol, 16).await,
-                Scene::Ring => client.overwrite(dvol, 2000).await,
+                Scene::Ring | Scene::Zeros => client.overwrite(dvol, 2000).await,
                 Scene::Slots => client.replace_or_write().await,
                 Scene::Fences => client.write_and_flush(dvol).await,
                 Scene::Floor if number == 0 => client.forget(dvol).await,

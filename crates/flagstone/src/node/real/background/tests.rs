@@ -264,6 +264,8 @@ async fn fill(scene: &Scene, mebibytes: u64) {
 fn a_segment_is_laid_out_in_turns_while_nobody_needs_it() {
     in_scene_with(3, 200_000, 512 << 20, laid_out(), |scene| async move {
         let prewritten = || scene.engine.counters().prewritten_bytes.get();
+        // Without turns the first one is there at once.
+        scene.platform.sleep_ns(SECOND_NS).await;
         let first = prewritten();
         schedule(&scene.engine, &scene.turns);
         want_everything(&scene.platform, &scene.turns);
@@ -279,16 +281,64 @@ fn a_segment_is_laid_out_in_turns_while_nobody_needs_it() {
     });
 }
 
+/// All volumes of a journal write to one open segment: who needed the next waited until 128 MiB of zeros had been written over it, and all
+/// that was charged to the device besides.
 #[test]
-fn a_change_does_not_wait_for_turns_that_lay_out_its_segment() {
+fn a_floor_is_kept_while_a_neighbour_fills_segments() {
     in_scene_with(4, 50_000, 512 << 20, laid_out(), |scene| async move {
-        let first = scene.engine.counters().prewritten_bytes.get();
-        scene.engine.set_background(Rc::new(Never));
-        let began = scene.platform.now();
-        fill(&scene, (first >> 20) + 64).await;
-        let took_ns = scene.platform.now().since(began);
-        // In steps of a patience each the second segment would take most of a minute.
-        assert!(took_ns < 5 * SECOND_NS, "{took_ns}");
-        scene.engine.stop().await.expect("stops");
+        let Scene {
+            platform,
+            engine,
+            dvol,
+            turns,
+        } = &scene;
+        schedule(engine, turns);
+        let greedy = turns.tenant(Slo::default(), Limits::default());
+        let end = platform.now().plus_ns(20 * SECOND_NS);
+        for task in 0..4 {
+            let (platform, engine, dvol) = (platform.clone(), engine.clone(), *dvol);
+            let greedy = greedy.clone();
+            platform.clone().spawn(async move {
+                let mut at = task * (64 << 20);
+                while platform.now() < end {
+                    let turn = greedy.turn(Want::write(0, 64 << 10, false)).await;
+                    let data = IoBuf::copy_of(&vec![1; 64 << 10]);
+                    let write = engine.write(dvol, at, data, Stability::Unstable);
+                    write.await.expect("writes");
+                    // As a device that does one thing after the other.
+                    platform.sleep_ns(16 * BLOCK_NS).await;
+                    drop(turn);
+                    at += 64 << 10;
+                }
+            });
+        }
+        let floor = Slo::Floor {
+            reads: 0,
+            writes: 1000,
+        };
+        let floored = turns.tenant(floor, Limits::default());
+        let mut longest_ns = 0;
+        for at in 0.. {
+            platform.sleep_ns(2_000_000).await;
+            let began = platform.now();
+            if began >= end {
+                break;
+            }
+            let turn = floored.turn(Want::write(0, BLOCK_SIZE, false)).await;
+            let data = IoBuf::copy_of(&[2; BLOCK]);
+            let write = engine.write(
+                *dvol,
+                (400 << 20) + at * BLOCK_SIZE,
+                data,
+                Stability::Unstable,
+            );
+            write.await.expect("writes");
+            drop(turn);
+            longest_ns = longest_ns.max(platform.now().since(began));
+        }
+        let early = engine.counters().segments_used_early.get();
+        assert!(early >= 3, "{early}: segments were needed");
+        assert!(longest_ns < 20_000_000, "{longest_ns} ns");
+        engine.stop().await.expect("stops");
     });
 }

@@ -1,0 +1,301 @@
+//! Segments of a file: nobody waits for the zeros that are written over them, and those never come later than data.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_device::engine::{
+    Background, BackgroundTurn, ComingTurn, CreateDvol, DvolError, Engine, EngineOptions,
+    FormatOptions, Handle, Piece, Stability, Work, format_device, join_all,
+};
+use flagstone_device::offline::verify::{Options, verify};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::{DiskConfig, DiskImage, Fault, Injection, IoKind, SimDisk, SimPlatform, World};
+
+const MIB: u64 = 1 << 20;
+const DEVICE_BYTES: u64 = 800 * MIB;
+const SEGMENT: u64 = 128 * MIB;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// No turn is ever free: steps of the background are made when they have waited for as long as they may.
+struct Never;
+
+struct NoTurn;
+
+impl BackgroundTurn for NoTurn {
+    fn used(&mut self, _: Work) {}
+}
+
+impl Background for Never {
+    fn turn(&self, _: Work) -> ComingTurn {
+        Box::pin(std::future::pending())
+    }
+
+    fn turn_now(&self, _: Work) -> Box<dyn BackgroundTurn> {
+        Box::new(NoTurn)
+    }
+}
+
+/// Opens the journals of a device, of as many as it was formatted with.
+async fn open(platform: &SimPlatform, disk: &SimDisk) -> Vec<Engine<SimPlatform>> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions {
+        prewrite_segments: true,
+        ..EngineOptions::default()
+    };
+    let one = |journal| {
+        let (device, shared, superblock) = (device.clone(), shared.clone(), superblock.clone());
+        Engine::open(
+            platform.clone(),
+            device,
+            shared,
+            superblock,
+            journal,
+            options,
+        )
+    };
+    let opened = join_all((0..superblock.journal_count).map(one)).await;
+    opened
+        .into_iter()
+        .map(|opened| opened.expect("opens").0)
+        .collect()
+}
+
+fn run<F: Future<Output = ()> + 'static>(
+    disk: &SimDisk,
+    test: impl FnOnce(SimPlatform, SimDisk) -> F + 'static,
+) {
+    let world = World::new(5);
+    let platform = world.platform(0);
+    world.block_on(0, test(platform, disk.clone()));
+}
+
+/// On a device of so many journals, whose engines get no turns.
+fn in_scene<F: Future<Output = ()> + 'static>(
+    journal_count: u16,
+    config: DiskConfig,
+    test: impl FnOnce(SimPlatform, Vec<Engine<SimPlatform>>, SimDisk) -> F + 'static,
+) -> SimDisk {
+    let disk = SimDisk::new(config);
+    run(&disk, move |platform, disk| async move {
+        let device = platform.open(&disk);
+        let format = FormatOptions {
+            journal_count,
+            ..FormatOptions::for_size(DEVICE_BYTES)
+        };
+        let formatted = format_device(&platform, &device, format).await;
+        formatted.expect("formats");
+        let engines = open(&platform, &disk).await;
+        for engine in &engines {
+            engine.set_background(Rc::new(Never));
+        }
+        test(platform, engines, disk).await;
+    });
+    disk
+}
+
+fn assert_clean(image: &DiskImage) {
+    let options = Options { fast: false };
+    let report = verify(image.blocks(DEVICE_BYTES), options, &mut |_, _| {});
+    assert!(report.is_clean(), "{}", report.words());
+}
+
+async fn create(engine: &Engine<SimPlatform>, name: &str, reserved_bytes: u64) -> Handle {
+    let new = CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: DEVICE_BYTES,
+        reserved_bytes,
+    };
+    engine.create(new).await.expect("creates")
+}
+
+/// Writes a MiB.
+async fn write(engine: &Engine<SimPlatform>, dvol: Handle, mib: u64) -> Result<(), DvolError> {
+    let data = IoBuf::copy_of(&vec![byte_of(mib); MIB as usize]);
+    let written = engine.write(dvol, mib * MIB, data, Stability::Unstable);
+    written.await.map(drop)
+}
+
+fn byte_of(mib: u64) -> u8 {
+    mib as u8 | 1
+}
+
+async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, mib: Range<u64>) {
+    for mib in mib {
+        write(engine, dvol, mib).await.expect("writes");
+    }
+}
+
+async fn assert_filled(engine: &Engine<SimPlatform>, dvol: Handle, mib: Range<u64>) {
+    for mib in mib {
+        let pieces = engine.read(dvol, mib * MIB, MIB).await.expect("reads");
+        for piece in pieces {
+            let is_right =
+                matches!(&piece, Piece::Data(data) if data.iter().all(|&b| b == byte_of(mib)));
+            assert!(is_right, "in the MiB {mib}");
+        }
+    }
+}
+
+fn prewritten(engine: &Engine<SimPlatform>) -> u64 {
+    engine.counters().prewritten_bytes.get()
+}
+
+/// Whoever needed the next segment waited for 128 MiB of zeros.
+#[test]
+fn nobody_waits_for_zeros() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    let disk = in_scene(1, config, |platform, engines, disk| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        let mut longest_ns = 0;
+        for mib in 0..300 {
+            let began = platform.now();
+            write(engine, dvol, mib).await.expect("writes");
+            longest_ns = longest_ns.max(platform.now().since(began));
+        }
+        assert!(longest_ns < 5 * MS, "{longest_ns} ns");
+        let early = engine.counters().segments_used_early.get();
+        assert!(early >= 3, "{early}");
+        // Meanwhile, and behind it, what is not used yet is laid out, and nothing else is.
+        let waited_for = prewritten(engine);
+        assert!(waited_for < 10 * MIB, "{waited_for}");
+        platform.sleep_ns(300 * SECOND).await;
+        let laid_out = prewritten(engine) / MIB;
+        assert!((60..=72).contains(&laid_out), "{laid_out} MiB");
+        assert_filled(engine, dvol, 0..300).await;
+        // Where it was written, it is written no more.
+        platform.sleep_ns(300 * SECOND).await;
+        assert_eq!(prewritten(engine) / MIB, laid_out);
+        engine.flush().await.expect("flushes");
+        assert_clean(&disk.crash_images().nothing_survives());
+    });
+    assert_clean(&disk.stable_image());
+}
+
+/// It was the checkpointer that laid out the next segment, and changes waited for room in the ring.
+#[test]
+fn checkpoints_are_made_while_a_segment_is_laid_out() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    in_scene(1, config, |platform, engines, _| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        fill(engine, dvol, 0..100).await;
+        platform.sleep_ns(SECOND).await;
+        let before = prewritten(engine);
+        platform.sleep_ns(SECOND).await;
+        assert!(prewritten(engine) > before, "the second one is laid out");
+        let began = platform.now();
+        engine.checkpoint().await.expect("is made");
+        let took_ns = platform.now().since(began);
+        assert!(took_ns < 200 * MS, "{took_ns} ns");
+        assert_eq!(engine.counters().segments_used_early.get(), 1);
+    });
+}
+
+#[test]
+fn a_file_that_cannot_grow_is_full_before_a_segment_of_it_is_used() {
+    let config = DiskConfig {
+        stored_max_bytes: Some(200 * MIB),
+        ..DiskConfig::new(DEVICE_BYTES)
+    };
+    in_scene(1, config, |_, engines, disk| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        let mut full_at = 0;
+        while write(engine, dvol, full_at).await.is_ok() {
+            full_at += 1;
+        }
+        assert_eq!(write(engine, dvol, full_at).await, Err(DvolError::NoSpace));
+        // The first segment, less what checkpoints are to find.
+        assert!((90..128).contains(&full_at), "{full_at}");
+        assert!(engine.space().host_full);
+        // Nothing of it was taken that others could use.
+        assert!(engine.spare_room().unowned_bytes > DEVICE_BYTES - 140 * MIB);
+        assert_filled(engine, dvol, 0..full_at).await;
+        disk.set_stored_max_bytes(None);
+        fill(engine, dvol, full_at..full_at + 100).await;
+        assert!(!engine.space().host_full);
+        assert_filled(engine, dvol, 0..full_at + 100).await;
+    });
+}
+
+/// What is promised lies in segments for which there is room, and is there at once.
+#[test]
+fn a_reservation_does_not_wait_for_zeros() {
+    let config = DiskConfig {
+        stored_max_bytes: Some(600 * MIB),
+        ..DiskConfig::new(DEVICE_BYTES)
+    };
+    in_scene(1, config, |platform, engines, _| async move {
+        let engine = &engines[0];
+        let began = platform.now();
+        let dvol = create(engine, "reserved", 400 * MIB).await;
+        let took_ns = platform.now().since(began);
+        assert!(took_ns < 50 * MS, "{took_ns} ns");
+        let other = CreateDvol {
+            name: "other".into(),
+            id: None,
+            size_bytes: DEVICE_BYTES,
+            reserved_bytes: 200 * MIB,
+        };
+        assert_eq!(engine.create(other).await, Err(DvolError::NoSpace));
+        assert!(engine.space().host_full, "the device itself has room");
+        fill(engine, dvol, 0..400).await;
+        assert_filled(engine, dvol, 0..400).await;
+    });
+}
+
+#[test]
+fn a_stop_does_not_wait_for_zeros() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    let disk = in_scene(1, config, |platform, engines, disk| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        fill(engine, dvol, 0..60).await;
+        platform.sleep_ns(150 * MS).await;
+        let slow = Injection::next(Fault::Delay { ns: SECOND }).times(u64::MAX);
+        let behind = 100 * MIB..SEGMENT;
+        disk.inject(slow.only(IoKind::Write).within(behind));
+        platform.sleep_ns(500 * MS).await;
+        let before = prewritten(engine);
+        let began = platform.now();
+        engine.stop().await.expect("stops");
+        let took_ns = platform.now().since(began);
+        // What is under way is waited for: somebody else may have the block next.
+        assert!((100 * MS..2 * SECOND).contains(&took_ns), "{took_ns} ns");
+        assert!(prewritten(engine) - before <= MIB / 4);
+    });
+    assert_clean(&disk.stable_image());
+    run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk).await.remove(0);
+        let dvol = engine.dvol("filled").expect("is there").handle;
+        assert_filled(&engine, dvol, 0..60).await;
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// A segment that was taken and given back is another journal's, or nobody's.
+#[test]
+fn no_zeros_go_to_what_was_given_back() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    let disk = in_scene(2, config, |platform, engines, _| async move {
+        let (first, second) = (&engines[0], &engines[1]);
+        let dvol = create(first, "reserved", 400 * MIB).await;
+        first.delete(dvol, false).await.expect("deletes");
+        platform.sleep_ns(2 * SECOND).await;
+        assert!(first.counters().segments_released.get() >= 3);
+        let dvol = create(second, "filled", 0).await;
+        fill(second, dvol, 0..450).await;
+        platform.sleep_ns(600 * SECOND).await;
+        assert!(prewritten(first) <= SEGMENT, "{}", prewritten(first));
+        assert_filled(second, dvol, 0..450).await;
+        for engine in &engines {
+            engine.stop().await.expect("stops");
+        }
+    });
+    assert_clean(&disk.stable_image());
+}
