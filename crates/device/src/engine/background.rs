@@ -25,8 +25,9 @@ const LOOK_NS: u64 = 1_000_000;
 /// The longest wait for a turn.
 pub(super) const PATIENCE_NS: u64 = 100_000_000;
 
-/// The longest wait of a checkpoint for the turn of one of its writes, with half of the ring in use or less.
-const CHECKPOINT_PATIENCE_NS: u64 = 20_000_000;
+/// The same of a checkpoint for the turn of one of its writes, as long as it keeps step with the ring. Some of them wait at the same time
+/// (`RUNS_IN_FLIGHT_MAX`), so even then it doesn't take long.
+const CHECKPOINT_PATIENCE_NS: u64 = 500_000_000;
 
 /// How long a step waits for its turn.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -205,16 +206,46 @@ impl<P: Platform> Inner<P> {
         if is_pressing || self.check_running().is_err() || !journal.has_room() {
             return 0;
         }
-        patience_ns(journal.used_blocks(), journal.ring_blocks())
+        self.pace
+            .get()
+            .patience_ns(journal.used_blocks(), journal.ring_blocks())
+    }
+
+    /// A write of so many blocks of a checkpoint begins.
+    pub(super) fn note_pace(&self, blocks: u64) {
+        let pace = self.pace.get();
+        self.pace.set(Pace {
+            begun: pace.begun + blocks,
+            ..pace
+        });
     }
 }
 
-/// The whole patience up to a half of the ring in use, none from fifteen sixteenths on, and in between by what is left.
-fn patience_ns(used_blocks: u32, ring_blocks: u32) -> u64 {
-    let (used, ring) = (u64::from(used_blocks), u64::from(ring_blocks));
-    let left = (ring * 15 / 16).saturating_sub(used);
-    let most = (ring * 15 / 16 - ring / 2).max(1);
-    CHECKPOINT_PATIENCE_NS * left.min(most) / most
+/// How far the checkpoint under way has come.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Pace {
+    /// Blocks that it writes.
+    pub(super) blocks: u64,
+    /// Of those the ones whose writes have begun.
+    pub(super) begun: u64,
+    /// Blocks of the ring that were in use when it began to write.
+    pub(super) used_at_cut: u32,
+}
+
+impl Pace {
+    /// How long a write may wait for its turn with so many blocks of the ring in use: not at all, if less of the checkpoint is written than of the
+    /// room is used that the ring had when it began (of three quarters of that, and of all but a sixteenth of the ring). So it keeps step with those who fill the ring: what one
+    /// write more has caught up with, the next one doesn't have to.
+    fn patience_ns(self, used_blocks: u32, ring_blocks: u32) -> u64 {
+        let end = ring_blocks * 15 / 16;
+        let room = end.saturating_sub(self.used_at_cut);
+        let used_since = used_blocks.saturating_sub(self.used_at_cut);
+        let due = u64::from(used_since) * self.blocks * 4;
+        match used_blocks < end && self.begun * u64::from(room) * 3 >= due {
+            true => CHECKPOINT_PATIENCE_NS,
+            false => 0,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -222,12 +253,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_ends_before_the_ring_does() {
-        assert_eq!(patience_ns(0, 1600), CHECKPOINT_PATIENCE_NS);
-        assert_eq!(patience_ns(800, 1600), CHECKPOINT_PATIENCE_NS);
-        assert_eq!(patience_ns(1150, 1600), CHECKPOINT_PATIENCE_NS / 2);
-        assert_eq!(patience_ns(1500, 1600), 0);
-        assert_eq!(patience_ns(1600, 1600), 0);
-        assert!(patience_ns(1499, 1600) > 0);
+    fn a_checkpoint_that_keeps_step_with_the_ring_has_time() {
+        let pace = |begun| Pace {
+            blocks: 1000,
+            begun,
+            used_at_cut: 1100,
+        };
+        let patience_ns = |begun, used| pace(begun).patience_ns(used, 1600);
+        assert_eq!(patience_ns(0, 1100), CHECKPOINT_PATIENCE_NS);
+        assert_eq!(patience_ns(0, 1101), 0);
+        // Of 400 blocks to go three quarters are for it: at a third of those a third of it.
+        assert_eq!(patience_ns(334, 1200), CHECKPOINT_PATIENCE_NS);
+        assert_eq!(patience_ns(333, 1200), 0);
+        assert_eq!(patience_ns(1000, 1400), CHECKPOINT_PATIENCE_NS);
+        assert_eq!(patience_ns(999, 1400), 0);
+        // A ring that is nearly full, whatever is written.
+        assert_eq!(patience_ns(1000, 1500), 0);
+        let full = Pace {
+            used_at_cut: 1550,
+            ..pace(1000)
+        };
+        assert_eq!(full.patience_ns(1550, 1600), 0);
+        // Trimmed meanwhile: can't be, and does no harm.
+        assert_eq!(patience_ns(0, 10), CHECKPOINT_PATIENCE_NS);
     }
 }

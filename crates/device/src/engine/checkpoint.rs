@@ -11,7 +11,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo};
 
 use super::Inner;
-use super::background::Turn;
+use super::background::{Pace, Turn};
 use super::error::DvolError;
 use super::join::join_all;
 use super::journal::Position;
@@ -91,6 +91,7 @@ impl<'a, P: Platform> Batch<'a, P> {
         let each = writes.into_iter().map(|(block, buf)| async move {
             let blocks = buf.len() as u64 / BLOCK_SIZE;
             let _turn: Turn = inner.checkpoint_turn(blocks).await;
+            inner.note_pace(blocks);
             inner
                 .write_with_retries(block.offset_bytes(), buf, WRITE_TRIES)
                 .await
@@ -341,6 +342,11 @@ impl<P: Platform> Inner<P> {
             next_layer,
             ..
         } = frozen;
+        self.pace.set(Pace {
+            blocks: (blocks.len() + segments.len()) as u64,
+            begun: 0,
+            used_at_cut: self.journal.borrow().used_blocks(),
+        });
         let mut batch = Batch::new(self);
         // They are taken from the end, and are to be taken in ascending order.
         blocks.reverse();

@@ -222,6 +222,8 @@ struct Inner<P: Platform> {
     background: RefCell<Option<Rc<dyn background::Background>>>,
     /// Those who wait for a checkpoint.
     pressing: Cell<u64>,
+    /// How far the one under way has come.
+    pace: Cell<background::Pace>,
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,

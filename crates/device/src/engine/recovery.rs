@@ -303,6 +303,7 @@ impl<P: Platform> Engine<P> {
             background_scrub: RefCell::default(),
             background: RefCell::default(),
             pressing: Cell::default(),
+            pace: Cell::default(),
         };
         let engine = Engine {
             inner: Rc::new(inner),

@@ -460,6 +460,13 @@ pub(super) fn progress(info: &MoveInfo) -> String {
         (Some(error), _) => return format!("to {}: {error}", place(&info.to)),
         (None, _) => {}
     }
+    // Behind a start, before it was asked in vain.
+    if info.to.device.is_empty() {
+        return format!(
+            "to {}, which is being asked whether it has come",
+            node(info)
+        );
+    }
     let (to, copied) = (place(&info.to), rounded(info.copied_bytes));
     let copied = match info.copied_bytes < info.expected_bytes {
         true => format!("{copied} of about {}", rounded(info.expected_bytes)),
@@ -496,6 +503,9 @@ fn sentence(info: &MoveInfo) -> String {
     let (volume, copied) = (&info.volume, rounded(info.copied_bytes));
     let (from, to) = (place(&info.from), place(&info.to));
     match info.state {
+        MoveState::Running if info.to.device.is_empty() => {
+            format!("volume {volume}: was moving {}", progress(info))
+        }
         MoveState::Running => format!("volume {volume}: moving from {from} {}", progress(info)),
         MoveState::Waiting => format!(
             "volume {volume}: stays on {from} for now, its move is {}",
@@ -504,6 +514,10 @@ fn sentence(info: &MoveInfo) -> String {
         MoveState::Held => format!(
             "volume {volume}: on its way from {from} to {to}, it is {}",
             progress(info)
+        ),
+        MoveState::Done if info.to.device.is_empty() => format!(
+            "volume {volume}: went to {}, as it says itself; this node was started since, and knows nothing else of its move",
+            node(info)
         ),
         MoveState::Done => format!(
             "volume {volume}: moved from {from} to {to}, {copied} copied; its changes waited {:.1} ms at the end",
@@ -522,5 +536,29 @@ fn sentence(info: &MoveInfo) -> String {
         MoveState::Cancelled | MoveState::Failed => {
             format!("volume {volume}: stays on {from}: {}", why(info))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_that_ended_before_a_start_is_told_by_what_is_known() {
+        let place = |node: Option<&str>| MovePlace {
+            device: String::new(),
+            core: 0,
+            node: node.map(str::to_owned),
+        };
+        let mut info = MoveInfo::that_begins("db", place(None), place(Some("10.0.0.2:4421")), 1);
+        assert_eq!(
+            sentence(&info),
+            "volume db: was moving to node 10.0.0.2:4421, which is being asked whether it has come"
+        );
+        info.state = MoveState::Done;
+        assert_eq!(
+            sentence(&info),
+            "volume db: went to node 10.0.0.2:4421, as it says itself; this node was started since, and knows nothing else of its move"
+        );
     }
 }

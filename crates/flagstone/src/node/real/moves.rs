@@ -762,7 +762,8 @@ impl RealNode {
 
     pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
         let doing = format!("looking at the move of volume '{name}'");
-        self.with_move(name, &doing, WHERE_IT_IS, OneMove::now)
+        let shown = self.with_move(name, &doing, WHERE_IT_IS, OneMove::now);
+        shown.or_else(|error| self.went_before_start(name).ok_or(error))
     }
 
     pub(super) async fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use flagstone_device::engine::{
     CreateDvol, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
 };
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_sched::price::Price;
 use flagstone_sched::{Ceiling, Device, Policy, Prices, Settings};
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
@@ -65,6 +65,18 @@ fn in_scene_with<F: Future<Output = ()> + 'static>(
     options: EngineOptions,
     run: impl FnOnce(Scene) -> F + 'static,
 ) {
+    in_scene_of_ring(128, seed, background, device_bytes, options, run);
+}
+
+/// The same with a ring of so many blocks.
+fn in_scene_of_ring<F: Future<Output = ()> + 'static>(
+    ring_blocks: u32,
+    seed: u64,
+    background: u32,
+    device_bytes: u64,
+    options: EngineOptions,
+    run: impl FnOnce(Scene) -> F + 'static,
+) {
     let disk = SimDisk::new(DiskConfig::new(device_bytes));
     let world = World::new(seed);
     let platform = world.platform(0);
@@ -72,7 +84,7 @@ fn in_scene_with<F: Future<Output = ()> + 'static>(
         let device = platform.open(&disk);
         let format = FormatOptions {
             journal_count: 1,
-            ring_blocks: 128,
+            ring_blocks,
             ..FormatOptions::for_size(disk.size_bytes())
         };
         let formatted = format_device(&platform, &device, format).await;
@@ -281,6 +293,74 @@ fn a_segment_is_laid_out_in_turns_while_nobody_needs_it() {
     });
 }
 
+/// Writes blocks at a steady pace with a floor, until `end`. The longest time that one took, in nanoseconds.
+async fn longest_write_ns(scene: &Scene, end: Time) -> u64 {
+    let floor = Slo::Floor {
+        reads: 0,
+        writes: 1000,
+    };
+    let floored = scene.turns.tenant(floor, Limits::default());
+    let mut longest_ns = 0;
+    for at in 0.. {
+        scene.platform.sleep_ns(2_000_000).await;
+        let began = scene.platform.now();
+        if began >= end {
+            break;
+        }
+        let turn = floored.turn(Want::write(0, BLOCK_SIZE, false)).await;
+        let data = IoBuf::copy_of(&[2; BLOCK]);
+        let at = (400 << 20) + at * BLOCK_SIZE;
+        let write = scene
+            .engine
+            .write(scene.dvol, at, data, Stability::Unstable);
+        write.await.expect("writes");
+        drop(turn);
+        longest_ns = longest_ns.max(scene.platform.now().since(began));
+    }
+    longest_ns
+}
+
+/// It had eight writes at a time, each without a turn after 20 ms, however little of the ring was in use: as much as all others.
+#[test]
+fn a_floor_is_kept_while_a_checkpoint_is_made() {
+    let options = EngineOptions::default();
+    in_scene_of_ring(4096, 5, 50_000, 1 << 30, options, |scene| async move {
+        schedule(&scene.engine, &scene.turns);
+        let greedy = scene.turns.tenant(Slo::default(), Limits::default());
+        let end = scene.platform.now().plus_ns(20 * SECOND_NS);
+        for task in 0..8 {
+            let (platform, engine, dvol) =
+                (scene.platform.clone(), scene.engine.clone(), scene.dvol);
+            let greedy = greedy.clone();
+            platform.clone().spawn(async move {
+                let mut at = task * 7919;
+                while platform.now() < end {
+                    at = (at + 104_729) % 100_000;
+                    let turn = greedy.turn(Want::write(0, BLOCK_SIZE, false)).await;
+                    let data = IoBuf::copy_of(&[1; BLOCK]);
+                    let write = engine.write(dvol, at * BLOCK_SIZE, data, Stability::Unstable);
+                    write.await.expect("writes");
+                    platform.sleep_ns(BLOCK_NS).await;
+                    drop(turn);
+                }
+            });
+        }
+        let longest_ns = longest_write_ns(&scene, end).await;
+        // Until the others have seen that it is over.
+        scene.platform.sleep_ns(SECOND_NS).await;
+        let counters = scene.engine.counters();
+        assert!(
+            counters.checkpoints.get() >= 3,
+            "{}",
+            counters.checkpoints.get()
+        );
+        assert!(counters.nodes_written.get() > 1000);
+        assert_eq!(counters.journal_full_ns.get(), 0);
+        assert!(longest_ns < 10_000_000, "{longest_ns} ns");
+        scene.engine.stop().await.expect("stops");
+    });
+}
+
 /// All volumes of a journal write to one open segment: who needed the next waited until 128 MiB of zeros had been written over it, and all
 /// that was charged to the device besides.
 #[test]
@@ -312,30 +392,9 @@ fn a_floor_is_kept_while_a_neighbour_fills_segments() {
                 }
             });
         }
-        let floor = Slo::Floor {
-            reads: 0,
-            writes: 1000,
-        };
-        let floored = turns.tenant(floor, Limits::default());
-        let mut longest_ns = 0;
-        for at in 0.. {
-            platform.sleep_ns(2_000_000).await;
-            let began = platform.now();
-            if began >= end {
-                break;
-            }
-            let turn = floored.turn(Want::write(0, BLOCK_SIZE, false)).await;
-            let data = IoBuf::copy_of(&[2; BLOCK]);
-            let write = engine.write(
-                *dvol,
-                (400 << 20) + at * BLOCK_SIZE,
-                data,
-                Stability::Unstable,
-            );
-            write.await.expect("writes");
-            drop(turn);
-            longest_ns = longest_ns.max(platform.now().since(began));
-        }
+        let longest_ns = longest_write_ns(&scene, end).await;
+        // Until the others have seen that it is over.
+        scene.platform.sleep_ns(SECOND_NS).await;
         let early = engine.counters().segments_used_early.get();
         assert!(early >= 3, "{early}: segments were needed");
         assert!(longest_ns < 20_000_000, "{longest_ns} ns");

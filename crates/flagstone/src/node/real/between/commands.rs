@@ -21,8 +21,8 @@ use crate::node::real::moving::Watched;
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::slo::note_floor;
 use crate::node::{
-    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, NodeError, NodeErrorKind, Slo,
-    VolumeInfo,
+    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError,
+    NodeErrorKind, Slo, VolumeInfo,
 };
 
 /// A number of so many hexadecimal digits.
@@ -78,6 +78,29 @@ impl RealNode {
             }
             None => no_such_volume(name, doing),
         }
+    }
+
+    /// What is known of the move of a volume to another node that was under way, or over, when this one was started: it is there, or that node
+    /// is being asked. Not more: of how far it came nothing is written down.
+    pub(in crate::node::real) fn went_before_start(&self, name: &str) -> Option<MoveInfo> {
+        let (id, elsewhere) = self.between.named(name)?;
+        let (state, address) = match elsewhere {
+            Elsewhere::At(address) => (MoveState::Done, address),
+            // Nobody is served, and why is an error.
+            Elsewhere::Asked(_) if self.between.why_unanswered(id).is_some() => return None,
+            Elsewhere::Asked(address) => (MoveState::Running, address),
+        };
+        let place = |node| MovePlace {
+            device: String::new(),
+            core: 0,
+            node,
+        };
+        let at_ns = self.between.went_at_ns(id)?;
+        let (from, to) = (place(None), place(Some(address.to_string())));
+        Some(MoveInfo {
+            state,
+            ..MoveInfo::that_begins(name, from, to, at_ns)
+        })
     }
 
     /// Refuses to move a volume that goes on at another node.

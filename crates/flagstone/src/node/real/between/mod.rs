@@ -169,6 +169,11 @@ impl Between {
         })
     }
 
+    /// When a volume went, or began to: nanoseconds since 1970.
+    fn went_at_ns(&self, volume: DvolId) -> Option<u64> {
+        self.read(|t| t.routes.get(&volume).map(|route| route.at_ns))
+    }
+
     /// The node that a volume may have gone to was asked in vain.
     fn asked_in_vain(&self, volume: DvolId, why: &str) {
         let is_known = self.why_unanswered(volume).as_deref() == Some(why);
