@@ -4,8 +4,11 @@
 //! Invariants: numbers have no gaps; a request is on its way from the moment it has a number until
 //! its reply has come or a `HELLO` has said what became of it, whether anybody still waits for it or
 //! not; nothing is sent that the server's limits don't allow.
+//!
+//! A server remembers what became of changes alone. So how far back a reply may be missing goes by those: a read that waits, of a volume that
+//! has used its share, holds up nobody. And some numbers are left to `PING`, or a server that lives would be given up because it can't be asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use flagstone_wire::hello::{HelloReplyBody, Outcome, SessionId};
@@ -17,8 +20,13 @@ pub(crate) struct Ledger<T> {
     limits: Limits,
     next: u64,
     sent: BTreeMap<u64, Sent<T>>,
+    /// Changes on their way in order, and behind the first one others that were.
+    changes: VecDeque<u64>,
     payload_bytes: u64,
 }
+
+/// One of so many numbers is left to `PING`.
+const LEFT_TO_PING: u64 = 64;
 
 struct Sent<T> {
     operation: Operation,
@@ -82,6 +90,7 @@ impl<T> Ledger<T> {
             limits: Limits::default(),
             next: 1,
             sent: BTreeMap::new(),
+            changes: VecDeque::new(),
             payload_bytes: 0,
         }
     }
@@ -112,23 +121,26 @@ impl<T> Ledger<T> {
 
     /// True if a request with so much payload, of itself and of the reply that it asks for, may be
     /// sent now.
-    pub(crate) fn fits(&self, payload_bytes: u64) -> bool {
-        let requests_max = u64::from(self.limits.requests_max);
-        // Also bounds the count on the way: each has a number of its own between the two.
-        let window = self.next - self.oldest() < requests_max;
+    pub(crate) fn fits(&self, operation: Operation, payload_bytes: u64) -> bool {
+        let all = u64::from(self.limits.requests_max);
+        let most = match operation {
+            Operation::Ping => all,
+            _ => all - all / LEFT_TO_PING,
+        };
+        let window = self.next - self.oldest() < most && (self.sent.len() as u64) < most;
         let sum = self.payload_bytes.saturating_add(payload_bytes);
         window && sum <= u64::from(self.limits.payload_in_flight_max_bytes)
     }
 
-    /// The lowest number without a reply; the next one if there is none.
+    /// The lowest number of a change without a reply; the next number if there is none.
     fn oldest(&self) -> u64 {
-        self.sent.keys().next().copied().unwrap_or(self.next)
+        self.changes.front().copied().unwrap_or(self.next)
     }
 
-    /// A request is sent that [`Ledger::fits`]: its number, and how many before it are unsettled.
+    /// A request is sent that [`Ledger::fits`]: its number, and how many before it a server has to remember, were they changes.
     pub(crate) fn send(&mut self, operation: Operation, payload_bytes: u64, what: T) -> (u64, u32) {
         assert!(
-            self.fits(payload_bytes),
+            self.fits(operation, payload_bytes),
             "a request beyond the limits would cost the connection"
         );
         let number = self.next;
@@ -141,6 +153,9 @@ impl<T> Ledger<T> {
             what,
         };
         self.sent.insert(number, sent);
+        if operation.is_change() {
+            self.changes.push_back(number);
+        }
         let unsettled = u32::try_from(unsettled).expect("it is below the limit of requests, a u32");
         (number, unsettled)
     }
@@ -157,6 +172,11 @@ impl<T> Ledger<T> {
             .remove(&number)
             .expect("it was there a line before");
         self.payload_bytes -= sent.payload_bytes;
+        while let Some(oldest) = self.changes.front()
+            && !self.sent.contains_key(oldest)
+        {
+            self.changes.pop_front();
+        }
         Ok(sent.what)
     }
 
@@ -164,6 +184,7 @@ impl<T> Ledger<T> {
     pub(crate) fn abandon(&mut self) -> Vec<T> {
         self.session = SessionId::NEW;
         self.payload_bytes = 0;
+        self.changes.clear();
         let sent = std::mem::take(&mut self.sent);
         sent.into_values().map(|sent| sent.what).collect()
     }
@@ -203,6 +224,7 @@ impl<T> Ledger<T> {
         });
         let fates = fates.collect();
         self.payload_bytes = 0;
+        self.changes.clear();
         if let Err(contradiction) = judged {
             self.session = SessionId::NEW;
             self.next = 1;

@@ -63,28 +63,83 @@ fn numbers_have_no_gaps_and_unsettled_goes_back_to_the_oldest() {
     assert_eq!(ledger.settle(3, write), Ok("c"));
     assert_eq!(ledger.send(Operation::Write, 0, "d"), (4, 3));
     assert!(
-        !ledger.fits(0),
+        !ledger.fits(Operation::Write, 0),
         "five numbers back is as far as four requests"
     );
+    assert!(!ledger.fits(Operation::Read, 0), "whatever it is");
     assert_eq!(ledger.settle(1, write), Ok("a"));
-    assert_eq!(ledger.send(Operation::Write, 0, "e"), (5, 3));
+    // Behind the second one, which is a read.
+    assert_eq!(ledger.send(Operation::Write, 0, "e"), (5, 1));
     assert_eq!(ledger.settle(1, write), Err(Contradiction::NotAsked(1)));
     let wrong = Contradiction::Operation(2, write);
     assert_eq!(ledger.settle(2, write), Err(wrong));
     assert_eq!(ledger.on_their_way(), 3);
 }
 
+/// A read of a volume that had used its share held up all others of the connection, once 1,024 numbers had been given out behind it.
+#[test]
+fn a_read_that_waits_holds_up_nobody() {
+    let mut ledger = begun();
+    assert_eq!(ledger.send(Operation::Read, 0, "slow"), (1, 0));
+    let write = Operation::Write.number();
+    for number in 2..100 {
+        assert_eq!(ledger.send(Operation::Write, 0, "x"), (number, 0));
+        assert_eq!(ledger.settle(number, write), Ok("x"));
+    }
+    assert_eq!(ledger.settle(1, Operation::Read.number()), Ok("slow"));
+    // They count among those on their way all the same.
+    for _ in 0..4 {
+        assert!(ledger.fits(Operation::Read, 0));
+        ledger.send(Operation::Read, 0, "y");
+    }
+    assert!(!ledger.fits(Operation::Read, 0));
+}
+
+/// A server that lives was given up after ten seconds, since nothing could be sent to ask it.
+#[test]
+fn there_is_always_a_number_for_a_ping() {
+    let mut ledger = Ledger::new();
+    let mut body = hello(7, 0, &[]);
+    let hello = HelloReply::decode(&body).unwrap().reply;
+    body.clear();
+    let limits = Limits {
+        requests_max: 1024,
+        ..LIMITS
+    };
+    let hello = HelloReply { limits, ..hello };
+    hello.encode(&["127.0.0.1:1".parse().unwrap()], [].into_iter(), &mut body);
+    resume(&mut ledger, &body).unwrap();
+    ledger.send(Operation::Write, 0, "slow");
+    let mut sent = 1;
+    while ledger.fits(Operation::Write, 0) {
+        let (number, _) = ledger.send(Operation::Write, 0, "x");
+        ledger.settle(number, Operation::Write.number()).unwrap();
+        sent += 1;
+    }
+    assert_eq!(sent, 1024 - 16);
+    for _ in 0..16 {
+        assert!(ledger.fits(Operation::Ping, 0) && !ledger.fits(Operation::Read, 0));
+        let (number, _) = ledger.send(Operation::Ping, 0, "?");
+        ledger.settle(number, Operation::Ping.number()).unwrap();
+    }
+    assert!(!ledger.fits(Operation::Ping, 0));
+}
+
 #[test]
 fn payload_on_its_way_stays_within_the_limit() {
     let mut ledger = begun();
     ledger.send(Operation::Write, 60, "a");
-    assert!(ledger.fits(40) && !ledger.fits(41));
+    assert!(ledger.fits(Operation::Write, 40) && !ledger.fits(Operation::Write, 41));
     ledger.send(Operation::Read, 40, "b");
-    assert!(ledger.fits(0) && !ledger.fits(1) && !ledger.fits(u64::MAX));
+    assert!(
+        ledger.fits(Operation::Write, 0)
+            && !ledger.fits(Operation::Write, 1)
+            && !ledger.fits(Operation::Write, u64::MAX)
+    );
     ledger.settle(1, Operation::Write.number()).unwrap();
-    assert!(ledger.fits(60) && !ledger.fits(61));
+    assert!(ledger.fits(Operation::Write, 60) && !ledger.fits(Operation::Write, 61));
     resume(&mut ledger, &hello(7, 2, &[])).unwrap();
-    assert!(ledger.fits(100));
+    assert!(ledger.fits(Operation::Write, 100));
 }
 
 #[test]
@@ -145,34 +200,37 @@ fn a_server_that_contradicts_itself_is_not_believed() {
 
 proptest! {
     /// Whatever is sent, answered and broken: numbers follow one another, `unsettled` covers
-    /// exactly what has no reply, and limits hold.
+    /// exactly the changes that have no reply, and limits hold.
     #[test]
     fn any_history_keeps_the_rules(steps in prop::collection::vec((0_u8..4, any::<u16>()), 1..80)) {
         let mut ledger = begun();
-        let mut open: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut open: BTreeMap<u64, (u64, Operation)> = BTreeMap::new();
         let mut last = 0;
         for (kind, value) in steps {
             let pick = open.keys().nth(usize::from(value) % open.len().max(1)).copied();
             match (kind, pick) {
                 (0 | 1, _) => {
                     let payload_bytes = u64::from(value % 70);
-                    if !ledger.fits(payload_bytes) {
-                        let oldest = open.keys().next().copied().unwrap_or(last + 1);
-                        let held = open.values().sum::<u64>() + payload_bytes > 100;
-                        prop_assert!(held || last + 1 - oldest >= 4);
+                    let operation = [Operation::Write, Operation::Read][kind as usize];
+                    let mut changes = open.iter().filter(|(_, (_, of))| of.is_change());
+                    let oldest = changes.next().map_or(last + 1, |(number, _)| *number);
+                    let held = open.values().map(|(bytes, _)| bytes).sum::<u64>();
+                    if !ledger.fits(operation, payload_bytes) {
+                        let is_far = last + 1 - oldest >= 4 || open.len() >= 4;
+                        prop_assert!(held + payload_bytes > 100 || is_far);
                         continue;
                     }
-                    let (number, unsettled) = ledger.send(Operation::Write, payload_bytes, "x");
+                    let (number, unsettled) = ledger.send(operation, payload_bytes, "x");
                     prop_assert_eq!(number, last + 1);
-                    let oldest = open.keys().next().copied().unwrap_or(number);
                     prop_assert_eq!(u64::from(unsettled), number - oldest);
                     prop_assert!(unsettled < 4 && open.len() < 4);
-                    open.insert(number, payload_bytes);
-                    prop_assert!(open.values().sum::<u64>() <= 100);
+                    open.insert(number, (payload_bytes, operation));
+                    prop_assert!(held + payload_bytes <= 100);
                     last = number;
                 }
                 (2, Some(number)) => {
-                    prop_assert!(ledger.settle(number, Operation::Write.number()).is_ok());
+                    let (_, operation) = open[&number];
+                    prop_assert!(ledger.settle(number, operation.number()).is_ok());
                     open.remove(&number);
                 }
                 (3, _) => {

@@ -266,17 +266,16 @@ impl<P: Platform, C: Connect> Link<P, C> {
         let (mut bufs, mut small) = (Vec::new(), Vec::new());
         let (mut bytes, mut count) = (0, 0);
         while bytes < GATHER_MAX_BYTES {
-            let payload_bytes = match state.queue.front() {
-                Some(flight) => flight.payload_bytes(),
+            let (operation, payload_bytes) = match state.queue.front() {
+                Some(flight) => (flight.operation, flight.payload_bytes()),
                 None => break,
             };
-            if !state.ledger.fits(payload_bytes) {
+            if !state.ledger.fits(operation, payload_bytes) {
                 break;
             }
             let Some(flight) = state.queue.pop_front() else {
                 break;
             };
-            let operation = flight.operation;
             let (number, unsettled) = state.ledger.send(operation, payload_bytes, flight.clone());
             let before = small.len();
             flight.encode(number, unsettled, now, &mut small);
