@@ -35,6 +35,11 @@ impl Counted {
         self.used_ns = self.used_ns.max(used_ns);
     }
 
+    /// For how long requests have waited for their turns, in nanoseconds added up.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        self.stats.borrow().waited.sum_ns()
+    }
+
     /// It got less than it was promised for so long.
     pub(crate) fn short(&mut self, ns: u64) {
         self.stats.borrow_mut().short_ns += ns;

@@ -743,6 +743,46 @@ fn what_the_device_did_not_have_to_do_is_given_back() {
     assert!(took < 10 * MS, "{took}");
 }
 
+/// Of two looks a tenth of a second apart both found a request waiting now and then, and a promise counted as broken that nobody had claimed.
+#[test]
+fn who_waits_a_moment_for_each_turn_gets_what_he_asks_for() {
+    let world = World::new(14);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let end = stop();
+    let other = turns.tenant(Slo::Share(1), Limits::default());
+    for _ in 0..32 {
+        let (other, end, platform) = (other.clone(), end.clone(), world.platform(0));
+        world.spawn(0, async move {
+            while !end.get() {
+                let turn = other.turn(Want::read(0, 8 << 10)).await;
+                // So much of the device at a time that others wait for the end of it.
+                platform.sleep_ns(2 * BLOCK_NS * CHANNELS).await;
+                drop(turn);
+            }
+        });
+    }
+    let floor = Slo::Floor {
+        reads: 10_000,
+        writes: 0,
+    };
+    let tenant = turns.tenant(floor, Limits::default());
+    let (of, platform) = (tenant.clone(), world.platform(0));
+    world.block_on(0, async move {
+        for _ in 0..100_000 {
+            drop(of.turn(Want::read(0, 4096)).await);
+            platform.sleep_ns(MS / 2).await;
+        }
+    });
+    let stats = tenant.stats();
+    let waited = stats.waited.sum_ns() / (100_000 * MS / 2 / 100);
+    assert!((10..40).contains(&waited), "{waited} % of the time");
+    assert_eq!(stats.short_ns, 0);
+    end.set(true);
+    drop((tenant, other));
+    world.run_until_idle();
+}
+
 /// One at a time, with a rest between them, short or long.
 #[test]
 fn who_asks_for_little_is_counted_too() {
