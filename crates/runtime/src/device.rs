@@ -594,7 +594,9 @@ impl UringDevice {
         if len_bytes == 0 || self.file.kind == Kind::Block {
             return Ok(());
         }
+        let mut tries = 0;
         loop {
+            tries += 1;
             let file = self.file.clone();
             let result = match self.core.support().ring_fallocate {
                 true => {
@@ -614,7 +616,7 @@ impl UringDevice {
                     self.core.help(Request::Helped { file }, call).await.0
                 }
             };
-            if !is_passing(result) {
+            if !is_passing(result) || tries > RETRIES_MAX {
                 return finished_if_supported(result);
             }
             yield_once().await;

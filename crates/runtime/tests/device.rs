@@ -271,7 +271,7 @@ fn room_is_set_aside_without_a_change_of_what_is_there() {
             result.unwrap();
             match device.preallocate(0, 2 * MIB).await {
                 Ok(()) => told.store(true, Ordering::Relaxed),
-                Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}"),
             }
             device.preallocate(MIB, 0).await.unwrap();
             // What is merely set aside changes when it is written.
@@ -293,6 +293,9 @@ fn room_is_set_aside_without_a_change_of_what_is_there() {
         });
         let metadata = fs::metadata(&file).unwrap();
         assert_eq!(metadata.len(), 4 * MIB, "{name}");
+        // As for a file that is made with its room.
+        let beside = create_device_file(dir.path("beside"), MIB, Fill::Reserve);
+        assert_eq!(is_there.load(Ordering::Relaxed), beside.is_ok(), "{name}");
         if is_there.load(Ordering::Relaxed) {
             let taken = (metadata.blocks() - before) * 512;
             assert!((2 * MIB..3 * MIB).contains(&taken), "{name}: {taken} bytes");

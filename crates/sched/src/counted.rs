@@ -15,6 +15,15 @@ pub struct TenantStats {
     pub used_ns: u64,
     /// For how long it got less than it was promised though it wanted more, in nanoseconds.
     pub short_ns: u64,
+    /// How long turns were waited for, those of parts of a request one by one, in nanoseconds added up.
+    pub(crate) queued_ns: u64,
+}
+
+impl TenantStats {
+    /// A turn was waited for.
+    pub(crate) fn queued(&mut self, ns: u64) {
+        self.queued_ns = self.queued_ns.saturating_add(ns);
+    }
 }
 
 /// Stats that count what one tenant uses, perhaps behind others.
@@ -35,9 +44,9 @@ impl Counted {
         self.used_ns = self.used_ns.max(used_ns);
     }
 
-    /// For how long requests have waited for their turns, in nanoseconds added up.
-    pub(crate) fn waited_ns(&self) -> u64 {
-        self.stats.borrow().waited.sum_ns()
+    /// For how long turns were waited for, in nanoseconds added up.
+    pub(crate) fn queued_ns(&self) -> u64 {
+        self.stats.borrow().queued_ns
     }
 
     /// It got less than it was promised for so long.

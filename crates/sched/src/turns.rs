@@ -91,8 +91,8 @@ struct Seat {
     granted: VecDeque<u32>,
     counted: Counted,
     judged_used_ns: u64,
-    /// How long its requests had waited then.
-    judged_waited_ns: u64,
+    /// How long its turns had been waited for then.
+    judged_queued_ns: u64,
     /// What it had used when its core's line was written last, if it doesn't count.
     seen_used_ns: u64,
     /// Something waited when it was judged last.
@@ -227,7 +227,7 @@ impl<P: Platform> Turns<P> {
             granted: VecDeque::new(),
             counted: Counted::new(stats.clone()),
             judged_used_ns: 0,
-            judged_waited_ns: 0,
+            judged_queued_ns: 0,
             seen_used_ns: 0,
             was_waiting: false,
             is_slowed: false,
@@ -570,9 +570,9 @@ fn judge(state: &mut State, passed_ns: u64) {
         // A twentieth is what measuring at a moment can be wrong by.
         let is_short = u128::from(got) < due * 19 / 20;
         // One who asks, waits a moment, and asks again later gets what he wants, whatever he is seen at. Of who gets nothing no wait has ended.
-        let waited_ns = seat.counted.waited_ns();
-        let waited = waited_ns.saturating_sub(seat.judged_waited_ns);
-        let is_held_up = got == 0 || waited >= passed_ns / 2;
+        let queued_ns = seat.counted.queued_ns();
+        let queued = queued_ns.saturating_sub(seat.judged_queued_ns);
+        let is_held_up = got == 0 || queued >= passed_ns / 2;
         // Its own limits are not a broken promise; nor is what is done to have a move of it come to its end.
         let is_limited = seat.limits != Limits::default() || seat.is_slowed;
         if is_waiting && seat.was_waiting && is_held_up && is_short && !is_limited {
@@ -580,7 +580,7 @@ fn judge(state: &mut State, passed_ns: u64) {
         }
         seat.counted.used(used_ns);
         seat.judged_used_ns = used_ns;
-        seat.judged_waited_ns = waited_ns;
+        seat.judged_queued_ns = queued_ns;
         seat.was_waiting = is_waiting;
     }
 }
@@ -804,6 +804,7 @@ impl<P: Platform> Tenant<P> {
             }
         };
         let (ask, waited_ns) = waiting.wait().await;
+        self.seat.stats.borrow_mut().queued(waited_ns);
         let waited_ns = waited_ns.saturating_add(slowed_ns);
         if want.of == OfRequest::Whole {
             self.note_waited(waited_ns);

@@ -174,6 +174,7 @@ pub(crate) struct DiskState {
     counts: IoCounts,
     fault_log: Vec<FaultRecord>,
     recording: Option<Vec<IoEvent>>,
+    preallocations: u64,
     /// Pages that room was set aside for and that were not written then. A power loss forgets all of them.
     set_aside: BTreeSet<u64>,
     /// The world it was last opened in, and its number there.
@@ -202,6 +203,7 @@ impl SimDisk {
             counts: IoCounts::default(),
             fault_log: Vec::new(),
             recording: None,
+            preallocations: 0,
             set_aside: BTreeSet::new(),
             world: Weak::new(),
             number: 0,
@@ -235,6 +237,11 @@ impl SimDisk {
     /// Sets what goes wrong from now on.
     pub fn set_faults(&self, faults: FaultConfig) {
         self.state.borrow_mut().config.faults = faults;
+    }
+
+    /// How often room was to be set aside.
+    pub fn preallocations(&self) -> u64 {
+        self.state.borrow().preallocations
     }
 
     /// Sets the space there really is.
@@ -535,6 +542,7 @@ impl DiskState {
 
     /// Sets room aside for a range: all of it or, if there isn't enough, none.
     pub(crate) fn set_aside(&mut self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        self.preallocations += 1;
         if self
             .first_sector_without_space(offset_bytes, len_bytes)
             .is_some()

@@ -9,7 +9,9 @@ use flagstone_device::engine::{
 };
 use flagstone_device::offline::verify::{Options, verify};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, DiskImage, Fault, Injection, IoKind, SimDisk, SimPlatform, World};
+use flagstone_sim::{
+    DiskConfig, DiskImage, Fault, Injection, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves,
+};
 
 const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 800 * MIB;
@@ -144,6 +146,15 @@ fn prewritten(engine: &Engine<SimPlatform>) -> u64 {
     engine.counters().prewritten_bytes.get()
 }
 
+/// What can be handed out once nothing is under way and nothing waits for a checkpoint.
+async fn settled_open_bytes(engine: &Engine<SimPlatform>) -> u64 {
+    engine.flush().await.expect("flushes");
+    for _ in 0..2 {
+        engine.checkpoint().await.expect("is made");
+    }
+    engine.space().open_bytes
+}
+
 /// Whoever needed the next segment waited for 128 MiB of zeros.
 #[test]
 fn nobody_waits_for_zeros() {
@@ -163,9 +174,11 @@ fn nobody_waits_for_zeros() {
         // Meanwhile, and behind it, what is not used yet is laid out, and nothing else is.
         let waited_for = prewritten(engine);
         assert!(waited_for < 10 * MIB, "{waited_for}");
+        let open_bytes = settled_open_bytes(engine).await;
         platform.sleep_ns(300 * SECOND).await;
         let laid_out = prewritten(engine) / MIB;
         assert!((60..=72).contains(&laid_out), "{laid_out} MiB");
+        assert_eq!(settled_open_bytes(engine).await, open_bytes, "all are back");
         assert_filled(engine, dvol, 0..300).await;
         // Where it was written, it is written no more.
         platform.sleep_ns(300 * SECOND).await;
@@ -298,4 +311,80 @@ fn no_zeros_go_to_what_was_given_back() {
         }
     });
     assert_clean(&disk.stable_image());
+}
+
+/// Zeros that can't be written are nobody's loss.
+#[test]
+fn zeros_that_fail_leave_their_blocks_to_others() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    in_scene(1, config, |platform, engines, disk| async move {
+        let engine = &engines[0];
+        let failing = Injection::next(Fault::WriteError {
+            leaves: WriteErrorLeaves::Torn,
+        });
+        disk.inject(failing.within(100 * MIB..SEGMENT));
+        let dvol = create(engine, "filled", 0).await;
+        let open_bytes = engine.space().open_bytes;
+        platform.sleep_ns(10 * SECOND).await;
+        assert_eq!(prewritten(engine), 0, "the first step has failed");
+        assert_eq!(engine.space().open_bytes, open_bytes);
+        fill(engine, dvol, 0..200).await;
+        assert_filled(engine, dvol, 0..200).await;
+    });
+}
+
+/// Each block that was handed out asked for the next segment, and each time the file was asked for room that it didn't have.
+#[test]
+fn a_file_that_is_full_is_not_asked_again_and_again() {
+    let config = DiskConfig {
+        stored_max_bytes: Some(200 * MIB),
+        ..DiskConfig::new(DEVICE_BYTES)
+    };
+    in_scene(1, config, |platform, engines, disk| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        fill(engine, dvol, 0..90).await;
+        platform.sleep_ns(10 * MS).await;
+        let before = disk.preallocations();
+        for at in 0..200 {
+            let data = IoBuf::copy_of(&[1; 4096]);
+            let written = engine.write(dvol, at * 4096, data, Stability::Unstable);
+            written.await.expect("writes");
+        }
+        let asked = disk.preallocations() - before;
+        assert!(asked <= 4, "{asked} times");
+        // Once there is room it is found.
+        disk.set_stored_max_bytes(None);
+        platform.sleep_ns(2 * SECOND).await;
+        write(engine, dvol, 1).await.expect("is there");
+        platform.sleep_ns(MS).await;
+        assert!(!engine.space().host_full);
+    });
+}
+
+/// Where no room can be set aside, a change waits for zeros, and not for turns as well.
+#[test]
+fn without_another_way_a_change_waits_for_zeros_alone() {
+    let config = DiskConfig {
+        preallocate_ns: None,
+        ..DiskConfig::new(DEVICE_BYTES)
+    };
+    in_scene(1, config, |platform, engines, _| async move {
+        let engine = &engines[0];
+        let began = platform.now();
+        let dvol = create(engine, "filled", 0).await;
+        let took_ns = platform.now().since(began);
+        // A command: 25 ms for each of 464 steps.
+        assert!(
+            (10 * SECOND..14 * SECOND).contains(&took_ns),
+            "{took_ns} ns"
+        );
+        assert_eq!(engine.counters().segments_used_early.get(), 0);
+        let began = platform.now();
+        fill(engine, dvol, 0..300).await;
+        let took_ns = platform.now().since(began);
+        assert!(took_ns < 5 * SECOND, "{took_ns} ns");
+        assert!(prewritten(engine) >= 300 * MIB);
+        assert_filled(engine, dvol, 0..300).await;
+    });
 }

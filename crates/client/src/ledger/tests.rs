@@ -95,9 +95,9 @@ fn a_read_that_waits_holds_up_nobody() {
     assert!(!ledger.fits(Operation::Read, 0));
 }
 
-/// A server that lives was given up after ten seconds, since nothing could be sent to ask it.
+/// A server that lives was given up after ten seconds, since nothing could be sent to ask it. Now after sixteen times asking.
 #[test]
-fn there_is_always_a_number_for_a_ping() {
+fn some_numbers_are_left_to_ping() {
     let mut ledger = Ledger::new();
     let mut body = hello(7, 0, &[]);
     let hello = HelloReply::decode(&body).unwrap().reply;

@@ -5,9 +5,9 @@
 //!
 //! No deadlock: a client's write may have a turn of its own and wait for what a checkpoint or the reaper gives back, while
 //! no turn is free before that write has ended. So no step waits for its turn for good. It looks each
-//! [`LOOK_NS`] whether somebody waits for what is being made, and begins without a turn then; and it does so anyway after
-//! [`PATIENCE_NS`], which needs no knowledge of who waits for what. And nothing is held while it waits: no pass of the
-//! gate, no lock, no turn of the engine's budgets but that of the checkpoint under way, and units are applied meanwhile.
+//! [`LOOK_NS`] whether somebody waits for what is being made, and begins without a turn then, or isn't made at all; and it begins anyway after
+//! [`PATIENCE_NS`] (a write of a checkpoint: [`CHECKPOINT_PATIENCE_NS`]), which needs no knowledge of who waits for what. And nothing is held while it waits: no pass of the
+//! gate, no lock, no turn of the engine's budgets but that of the checkpoint under way and that to open a segment, which looks whether others wait for it; and units are applied meanwhile.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -22,11 +22,11 @@ use super::{Engine, Inner};
 /// How often it is looked whether somebody waits for what is made in the background.
 const LOOK_NS: u64 = 1_000_000;
 
-/// The longest wait for a turn.
+/// The longest wait for a turn of what nobody waits for.
 pub(super) const PATIENCE_NS: u64 = 100_000_000;
 
-/// The same of a checkpoint for the turn of one of its writes, as long as it keeps step with the ring. Some of them wait at the same time
-/// (`RUNS_IN_FLIGHT_MAX`), so even then it doesn't take long.
+/// The same of a checkpoint for the turn of one of its writes, as long as it keeps step with the ring. Eight wait at the same time: without any turn the
+/// largest one (1,024 writes) takes a minute.
 const CHECKPOINT_PATIENCE_NS: u64 = 500_000_000;
 
 /// How long a step waits for its turn.
@@ -130,7 +130,7 @@ impl<P: Platform> Inner<P> {
         .await
     }
 
-    /// The same for a write of a checkpoint: the less long, the more of the ring is in use.
+    /// The same for a write of a checkpoint, which keeps step with the ring.
     pub(super) async fn checkpoint_turn(&self, blocks: u64) -> Turn {
         self.turn_within(Work::write(blocks), || self.checkpoint_patience_ns())
             .await
@@ -140,9 +140,9 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn laying_out_turn(
         &self,
         blocks: u64,
-        patience_ns: impl Fn() -> Patience,
+        patience: impl Fn() -> Patience,
     ) -> Option<Turn> {
-        self.turn_as_long_as(Work::write(blocks), patience_ns).await
+        self.turn_as_long_as(Work::write(blocks), patience).await
     }
 
     /// Waits for a turn for as long as `patience_ns` says, asked again and again.
@@ -202,6 +202,8 @@ impl<P: Platform> Inner<P> {
     /// How long a write of a checkpoint may wait for its turn, in nanoseconds.
     fn checkpoint_patience_ns(&self) -> u64 {
         let is_pressing = self.pressing.get() > 0 || self.checkpointer_off.get();
+        // What was changed since its picture is kept in memory beside it.
+        let is_pressing = is_pressing || self.has_many_dirty_nodes();
         let journal = self.journal.borrow();
         if is_pressing || self.check_running().is_err() || !journal.has_room() {
             return 0;
@@ -233,15 +235,13 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// How long a write may wait for its turn with so many blocks of the ring in use: not at all, if less of the checkpoint is written than of the
-    /// room is used that the ring had when it began (of three quarters of that, and of all but a sixteenth of the ring). So it keeps step with those who fill the ring: what one
-    /// write more has caught up with, the next one doesn't have to.
+    /// How long a write may wait for its turn with so many blocks of the ring in use: not at all, if less of the checkpoint is written than is used of three
+    /// quarters of the room that the ring had when it began. So it keeps step with those who fill the ring: what one write more has caught up with,
+    /// the next one doesn't have to. In the last quarter none waits.
     fn patience_ns(self, used_blocks: u32, ring_blocks: u32) -> u64 {
-        let end = ring_blocks * 15 / 16;
-        let room = end.saturating_sub(self.used_at_cut);
-        let used_since = used_blocks.saturating_sub(self.used_at_cut);
-        let due = u64::from(used_since) * self.blocks * 4;
-        match used_blocks < end && self.begun * u64::from(room) * 3 >= due {
+        let room = u64::from(ring_blocks.saturating_sub(self.used_at_cut));
+        let used_since = u64::from(used_blocks.saturating_sub(self.used_at_cut));
+        match self.begun * room * 3 >= used_since * self.blocks * 4 {
             true => CHECKPOINT_PATIENCE_NS,
             false => 0,
         }
@@ -259,7 +259,7 @@ mod tests {
             begun,
             used_at_cut: 1100,
         };
-        let patience_ns = |begun, used| pace(begun).patience_ns(used, 1600);
+        let patience_ns = |begun, used| pace(begun).patience_ns(used, 1500);
         assert_eq!(patience_ns(0, 1100), CHECKPOINT_PATIENCE_NS);
         assert_eq!(patience_ns(0, 1101), 0);
         // Of 400 blocks to go three quarters are for it: at a third of those a third of it.
@@ -267,13 +267,7 @@ mod tests {
         assert_eq!(patience_ns(333, 1200), 0);
         assert_eq!(patience_ns(1000, 1400), CHECKPOINT_PATIENCE_NS);
         assert_eq!(patience_ns(999, 1400), 0);
-        // A ring that is nearly full, whatever is written.
-        assert_eq!(patience_ns(1000, 1500), 0);
-        let full = Pace {
-            used_at_cut: 1550,
-            ..pace(1000)
-        };
-        assert_eq!(full.patience_ns(1550, 1600), 0);
+        assert_eq!(patience_ns(1000, 1401), 0);
         // Trimmed meanwhile: can't be, and does no harm.
         assert_eq!(patience_ns(0, 10), CHECKPOINT_PATIENCE_NS);
     }

@@ -304,9 +304,8 @@ impl<P: Platform> Inner<P> {
             let unloaded = self.state.borrow().pool.wants_loading();
             match unloaded {
                 Some(segment) => self.load_bitmap(segment).await?,
-                // Should not be needed while the reserve holds. Writing it ahead takes its time, in
-                // which nothing is applied; but if a sparse file can't grow, that is no space and is
-                // tried again, where a write of the checkpoint that fails fences the device.
+                // Should not be needed while the reserve holds. Nothing is applied meanwhile; but if a sparse file can't grow, that is
+                // no space and is tried again, where a write of the checkpoint that fails fences the device.
                 None => self.open_segment(Needed::ByChange).await?,
             }
         }

@@ -215,7 +215,11 @@ impl<P: Platform> Inner<P> {
     /// One piece of a unit's data has been written, or can't be.
     fn piece_done(self: &Rc<Self>, unit: &Pooled<Unit>, result: io::Result<()>) {
         if let Err(error) = result {
-            tracing::warn!("a write to the device failed: {error}");
+            tracing::warn!(
+                device = %self.superblock.device_id,
+                journal = self.journal_no,
+                "a write to the device failed: {error}"
+            );
             let error = self.write_failure(&error);
             unit.piece_failed
                 .set(unit.piece_failed.get().or(Some(error)));

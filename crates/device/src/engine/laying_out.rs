@@ -15,16 +15,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_platform::{BlockDevice, Platform};
+use flagstone_platform::{BlockDevice, Platform, Time};
 use flagstone_types::{BLOCK_SIZE, BlockNo, SegmentNo};
 use smallvec::SmallVec;
 
 use super::Inner;
 use super::background::{PATIENCE_NS, Patience, Work};
-use super::error::DvolError;
+use super::error::{DvolError, is_full};
 use super::segments::NO_SLOT;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
@@ -44,6 +45,9 @@ const ROOM_STEP_BYTES: u64 = 32 << 20;
 /// The longest wait of a step that lays out a segment for a command, where no room can be set aside: it takes no more than 13 seconds beside
 /// what the device needs for it.
 const COMMAND_PATIENCE_NS: u64 = 25_000_000;
+
+/// How long no segment is opened ahead once what holds the device was full: each try has others wait, and who hands out a block asks for one.
+const FULL_PAUSE_NS: u64 = 1_000_000_000;
 
 /// Blocks that must be left to everybody else while some are withheld: with fewer, nothing is laid out.
 const LEFT_BLOCKS: u64 = 4 * STEP_BLOCKS as u64;
@@ -74,6 +78,10 @@ pub(super) struct LayingOut {
     rests: RefCell<VecDeque<Rest>>,
     /// Blocks are withheld.
     withholds: Cell<bool>,
+    /// The log has it that no room can be set aside.
+    was_told: Cell<bool>,
+    /// No segment is opened ahead before then: what holds the device was full.
+    not_before: Cell<Time>,
 }
 
 impl LayingOut {
@@ -140,9 +148,7 @@ impl<'a, P: Platform> Withheld<'a, P> {
 impl<P: Platform> Drop for Withheld<'_, P> {
     fn drop(&mut self) {
         let mut state = self.inner.state.borrow_mut();
-        for block in self.blocks.clone() {
-            state.pool.reopen(block_of(self.segment, block));
-        }
+        state.pool.give_back(self.segment, self.blocks.clone());
         self.inner.laying_out.withholds.set(false);
         drop(state);
         self.inner.signals.space.notify();
@@ -162,7 +168,12 @@ impl<P: Platform> Inner<P> {
                 return;
             }
             self.keep_blocks_open().await;
+            let had_rests = !self.laying_out.rests.borrow().is_empty();
             self.lay_out_rests().await;
+            if had_rests && self.laying_out.rests.borrow().is_empty() {
+                // One that is being laid out is not given back, and nothing else may happen here.
+                self.offer_segments();
+            }
             signal.await;
         }
     }
@@ -179,19 +190,23 @@ impl<P: Platform> Inner<P> {
             let is_unloaded = self.state.borrow().pool.wants_loading().is_some();
             is_unloaded || self.shared.free_blocks() > 0
         };
-        self.is_low_on_blocks() && is_there()
+        let is_full = self.platform.now() < self.laying_out.not_before.get();
+        self.is_low_on_blocks() && !is_full && is_there()
     }
 
     /// Opens more blocks ahead of need, so that requests seldom wait for it. Not if somebody is at it already.
     async fn keep_blocks_open(self: &Rc<Self>) {
         if self.is_low_on_blocks()
             && self.check_running().is_ok()
+            && self.platform.now() >= self.laying_out.not_before.get()
             && let Some(_turn) = self.opening.try_take(1)
         {
             // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self
-                .open_next(NO_SLOT, OPEN_BLOCKS_LOW, Needed::Later)
-                .await;
+            let next = self.open_next(NO_SLOT, OPEN_BLOCKS_LOW, Needed::Later);
+            if next.await.is_err() && self.host_full.get() {
+                let later = self.platform.now().plus_ns(FULL_PAUSE_NS);
+                self.laying_out.not_before.set(later);
+            }
         }
     }
 
@@ -255,8 +270,15 @@ impl<P: Platform> Inner<P> {
             return Ok(end);
         }
         let has_room = self.set_aside(at..end_bytes).await?;
+        if has_room {
+            self.host_full.set(false);
+        }
         let patience = || self.laying_out_patience(needed, has_room);
         while at < end_bytes && patience() > Patience::GivenUp {
+            // Only the last checkpoint takes one while it stops.
+            if self.shared.is_fenced() || self.stopping.get() && !self.checkpointer_off.get() {
+                return Err(self.check_running().err().unwrap_or(DvolError::Stopping));
+            }
             let len = (end_bytes - at).min(STEP_BYTES);
             let Some(turn) = self.laying_out_turn(len / BLOCK_SIZE, patience).await else {
                 break;
@@ -279,8 +301,20 @@ impl<P: Platform> Inner<P> {
             let len = (bytes.end - at).min(ROOM_STEP_BYTES);
             match self.device.preallocate(at, len).await {
                 Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return Ok(false),
-                Err(error) => return Err(self.write_failure(&error)),
+                Err(error) if is_full(&error) => return Err(self.write_failure(&error)),
+                // It can't be done there; then zeros show what can. (Whatever else is wrong they show, too.)
+                Err(error) => {
+                    if error.kind() != ErrorKind::Unsupported
+                        && !self.laying_out.was_told.replace(true)
+                    {
+                        tracing::warn!(
+                            device = %self.superblock.device_id,
+                            journal = self.journal_no,
+                            "no room can be set aside for segments: {error}; who needs one waits until it is written full of zeros"
+                        );
+                    }
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
@@ -304,9 +338,18 @@ impl<P: Platform> Inner<P> {
     async fn write_zeros(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), DvolError> {
         let zeros = self.platform.buffers().zeros(len_bytes as usize);
         let (_, result) = self.device.write(offset_bytes, zeros).await;
-        result.map_err(|error| self.write_failure(&error))?;
+        if let Err(error) = result {
+            tracing::warn!(
+                device = %self.superblock.device_id,
+                journal = self.journal_no,
+                "writing zeros over a segment failed: {error}"
+            );
+            return Err(self.write_failure(&error));
+        }
         let written = &self.counters.prewritten_bytes;
         written.set(written.get() + len_bytes);
+        // In memory a write is over at once, and others on the core are to have their turn.
+        self.platform.yield_now().await;
         Ok(())
     }
 
@@ -358,8 +401,8 @@ impl<P: Platform> Inner<P> {
             let written = self.write_zeros(at, count * BLOCK_SIZE).await;
             drop(withheld);
             if written.is_err() {
-                // It was logged. Who writes there is told himself.
-                self.laying_out.rests.borrow_mut().clear();
+                // Who writes there is told himself.
+                self.laying_out.rests.borrow_mut().pop_front();
             }
         }
     }

@@ -69,8 +69,8 @@ pub struct EngineOptions {
     /// How long nothing must have changed before a checkpoint is made that gives space back,
     /// nanoseconds.
     pub idle_ns: u64,
-    /// Write zeros over a segment when it is reserved. On a file this turns the first write to each
-    /// block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
+    /// Set room aside for a segment when it is reserved, and write zeros over it before it is used or meanwhile. On a file the latter turns the first write
+    /// to each block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
     pub prewrite_segments: bool,
     /// Hand out the lowest open block instead of going round. Spreads nothing, but a freed block is
     /// used again at once, so simulations see what comes of freeing it too early.

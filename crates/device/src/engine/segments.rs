@@ -58,7 +58,7 @@ impl<P: Platform> Inner<P> {
     /// Takes segments until all that is promised and pledged lies in segments of this journal: it
     /// must be there even if other journals take everything else.
     ///
-    /// That can take minutes. So whoever else needs a segment gets it in between, and what is pledged
+    /// Where no room can be set aside, that can take minutes. So whoever else needs a segment gets it in between, and what is pledged
     /// counts for others ([`Inner::promised_and_held`]) only when this is done.
     pub(super) async fn hold(self: &Rc<Self>) -> Result<(), DvolError> {
         let is_held = || {
@@ -72,7 +72,7 @@ impl<P: Platform> Inner<P> {
             if is_held() {
                 break;
             }
-            // Written ahead, too: a promise must not end where the filesystem of a sparse file is full.
+            // With room for it: a promise must not end where the filesystem of a sparse file is full.
             let opened = self.open_segment(Needed::ByCommand).await;
             drop(turn);
             let is_full = opened == Err(DvolError::NoSpace) && !self.host_full.get();

@@ -363,6 +363,9 @@ impl<P: Platform> Inner<P> {
     /// Has what is freed become usable: at first by a flush, then by a checkpoint, which gives up
     /// old map nodes, then by waiting for reads and reaping.
     pub(super) async fn gain_space(self: &Rc<Self>, waits: usize) -> Result<(), DvolError> {
+        if self.laying_out.withholds() {
+            self.signals.space.wait().await;
+        }
         self.flush_now().await?;
         self.reopen_blocks();
         if waits == 1 {
@@ -426,6 +429,7 @@ impl<P: Platform> Inner<P> {
         );
         let bitmap = bitmap.await.map_err(|error| {
             tracing::warn!(
+                device = %self.superblock.device_id,
                 segment = segment.0,
                 "the bitmap of a segment can't be read: {error}"
             );

@@ -556,7 +556,11 @@ impl<P: Platform> Inner<P> {
         };
         for result in results {
             if let Err(error) = result {
-                tracing::warn!("a write to the device failed: {error}");
+                tracing::warn!(
+                    device = %self.superblock.device_id,
+                    journal = self.journal_no,
+                    "a write to the device failed: {error}"
+                );
                 return Err(self.write_failure(&error));
             }
         }

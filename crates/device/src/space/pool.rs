@@ -441,7 +441,7 @@ impl Pool {
         maps.is_some_and(|maps| maps.taken.count_in((blocks.start, blocks.end)) == 0)
     }
 
-    /// Keeps them from being handed out, if that is so. [`Pool::reopen`] gives each of them back.
+    /// Keeps them from being handed out, if that is so, until [`Pool::give_back`].
     pub fn withhold(&mut self, segment: SegmentNo, blocks: Range<usize>) -> bool {
         if !self.are_open(segment, blocks.clone()) {
             return false;
@@ -456,6 +456,19 @@ impl Pool {
         maps.open_blocks -= blocks.len() as u32;
         self.open_blocks -= blocks.len() as u64;
         true
+    }
+
+    /// Lets blocks be handed out again that were withheld. Nothing was freed: they don't count as opened.
+    pub fn give_back(&mut self, segment: SegmentNo, blocks: Range<usize>) {
+        let found = self.segments.get_mut(&segment);
+        let Some(maps) = found.and_then(|state| state.maps.as_mut()) else {
+            return;
+        };
+        for index in blocks {
+            let was_withheld = maps.taken.clear(index);
+            maps.open_blocks += u32::from(was_withheld);
+            self.open_blocks += u64::from(was_withheld);
+        }
     }
 
     /// A handed-out block is used by a record that has been applied. During replay the block was

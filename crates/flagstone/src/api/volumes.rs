@@ -352,7 +352,7 @@ pub(super) async fn begin_move(
     Ok((StatusCode::ACCEPTED, Json(info)))
 }
 
-/// The last move of a volume since the node was started, and one that was cut off before and waits for a device.
+/// The last move of a volume since the node was started, and one that was cut off before and waits for a device. Of one that went to another node before that: that it did.
 #[utoipa::path(get, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "show_move",
     params(("name" = String, Path, description = "The volume")), responses(

@@ -516,7 +516,7 @@ fn sentence(info: &MoveInfo) -> String {
             progress(info)
         ),
         MoveState::Done if info.to.device.is_empty() => format!(
-            "volume {volume}: went to {}, as it says itself; this node was started since, and knows nothing else of its move",
+            "volume {volume}: went to {}, as it says itself; nothing else of its move is remembered",
             node(info)
         ),
         MoveState::Done => format!(
@@ -558,7 +558,7 @@ mod tests {
         info.state = MoveState::Done;
         assert_eq!(
             sentence(&info),
-            "volume db: went to node 10.0.0.2:4421, as it says itself; this node was started since, and knows nothing else of its move"
+            "volume db: went to node 10.0.0.2:4421, as it says itself; nothing else of its move is remembered"
         );
     }
 }

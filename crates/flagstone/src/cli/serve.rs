@@ -28,7 +28,7 @@ Examples:
                                                           any free ports; see 'ready' and node.json")]
 pub(super) struct DevArgs {
     /// Size of the device, if it has to be created; its space is set aside at once
-    /// [default: 20G, or half of what is free there if that is less]
+    /// [default: 20G, or half of what is free there if that is less, and 2G at least]
     #[arg(long)]
     size: Option<Size>,
     #[command(flatten)]

@@ -185,9 +185,17 @@ pub(super) fn run(args: TokenArgs, client: &Client, output: &mut Output<'_>) -> 
             list(&tokens, output)
         }
         TokenCommand::Revoke { volume, numbers } => {
+            // One that isn't there keeps none of the others.
+            let mut first_error = None;
             for number in numbers {
                 let path = format!("/v1/volumes/{volume}/tokens/{number}/revoke");
-                let info: TokenInfo = client.post_empty(&path)?;
+                let info: TokenInfo = match client.post_empty(&path) {
+                    Ok(info) => info,
+                    Err(error) => {
+                        first_error = first_error.or(Some(error));
+                        continue;
+                    }
+                };
                 let open = match info.open_count {
                     0 => String::new(),
                     n => format!("; {} with it: each request there is refused now", opened(n)),
@@ -196,7 +204,7 @@ pub(super) fn run(args: TokenArgs, client: &Client, output: &mut Output<'_>) -> 
                 let sentence = format!("revoked token {number} ({kind}) of volume {volume}{open}");
                 output.outcome(&info, &sentence)?;
             }
-            Ok(())
+            Ok(first_error.map_or(Ok(()), Err)?)
         }
         TokenCommand::Rotate {
             volume,

@@ -313,7 +313,8 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             let path = format!("/v1/volumes/{name}");
             let before: VolumeInfo = client.get(&path)?;
             if slo.says_nothing() {
-                return show_slo(&before, output);
+                show_slo(&before, output)?;
+                return warn_of_slo(&before, output);
             }
             let request = SloRequest {
                 slo: slo.over(before.slo),
@@ -321,12 +322,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             };
             let info: VolumeInfo = client.send("PUT", &format!("{path}/slo"), &request)?;
             output.outcome(&info, &slo_sentence(&info))?;
-            if let Some(warning) = &info.slo_warning
-                && !output.is_json()
-            {
-                output.sentence(&format!("warning: {warning}"))?;
-            }
-            Ok(())
+            warn_of_slo(&info, output)
         }
         VolumeCommand::Restrict {
             name,
@@ -414,6 +410,14 @@ fn restrict(
 
 fn restricted(info: &VolumeInfo) -> String {
     format!("volume {}: restricted {}", info.name, info.restrictions)
+}
+
+/// Says why its promise isn't kept, if it isn't; as JSON that is part of the volume.
+fn warn_of_slo(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match &info.slo_warning {
+        Some(warning) if !output.is_json() => Ok(output.sentence(&format!("warning: {warning}"))?),
+        _ => Ok(()),
+    }
 }
 
 fn show_slo(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {

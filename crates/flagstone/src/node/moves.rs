@@ -208,8 +208,8 @@ pub struct MoveInfo {
     /// What it waits for, if it does; otherwise null.
     #[serde(default)]
     pub waits: Option<MoveWait>,
-    /// Where the volume was. Of one that was on its way here from another node only that node's address, empty if it wasn't heard of. Empty, too, if it
-    /// went before this node was started: then what was copied is 0, and of where it is only the node is known.
+    /// Where the volume was. Of one that was on its way here from another node only that node's address, empty if it wasn't heard of. Empty, too, of a volume
+    /// that went to another node if nothing else of that is remembered, above all behind a start: then what was copied is 0, and of where it is only the node is known.
     pub from: MovePlace,
     /// Where it is to be. Of a device that is not part of the node the id, and core 0: which one that will be isn't known.
     pub to: MovePlace,

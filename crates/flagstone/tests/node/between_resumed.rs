@@ -200,6 +200,10 @@ fn a_move_goes_on_behind_a_start_of_each_of_its_nodes() {
     assert_eq!(known.state, MoveState::Done, "{known:?}");
     assert_eq!((known.to.node, known.error), (Some(there), None));
     assert_eq!((known.from.device, known.copied_bytes), (String::new(), 0));
+    // One that is here comes before one that went.
+    one.create("vm", MIB).expect("the name is free");
+    let known = one.ask(|node| node.show_move("vm".to_owned()));
+    assert_eq!(known.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
     check(&other, &owner, 77);
 }
 

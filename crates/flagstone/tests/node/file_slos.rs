@@ -241,7 +241,7 @@ fn a_divided_device_shows_what_filesystems_took_of_it() {
     create(&scene, "data", Slo::default()).expect("made");
     let mut files = Files::try_mount(&scene, "/data").expect("mounted");
     let file = files.create("file").expect("made");
-    // The first to write has segments laid out, which is much for so slow a device.
+    // For the first to write segments are laid out, which is much for so slow a device.
     let written = files.write(&file, 0, &[7; 4096], FileSync);
     written.expect("written");
     let divided = Schedule {

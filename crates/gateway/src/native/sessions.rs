@@ -85,7 +85,7 @@ impl Session {
         self.arrived.get()
     }
 
-    /// The next number has arrived, whose client says that all before the last `unsettled` ones are settled.
+    /// The next number has arrived, whose client says that it wants to know of no change before the last `unsettled` ones.
     pub(crate) fn arrive(&self, unsettled: u32) {
         let number = self.arrived.get() + 1;
         self.arrived.set(number);

@@ -763,7 +763,11 @@ impl RealNode {
     pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
         let doing = format!("looking at the move of volume '{name}'");
         let shown = self.with_move(name, &doing, WHERE_IT_IS, OneMove::now);
-        shown.or_else(|error| self.went_before_start(name).ok_or(error))
+        // One that is here comes before one that went.
+        match self.target(name, &doing) {
+            Ok(_) => shown,
+            Err(_) => shown.or_else(|error| self.one_that_went(name).ok_or(error)),
+        }
     }
 
     pub(super) async fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {

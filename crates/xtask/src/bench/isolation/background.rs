@@ -1,12 +1,23 @@
 //! What the node does of its own at the device while a burst lasts: checkpoints above all. That is no tenant's, and in use all the same.
 
-use anyhow::Result;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
 
 use super::load::Clock;
 use crate::api::Api;
 
 /// By the prices of the ceiling, like tenants' requests. Counted where the device is divided.
 const USED: &str = "flagstone_device_background_used_seconds_total";
+
+/// Zeros written over segments of the device, which is a file, before they are used or meanwhile.
+const LAID_OUT: &str = "flagstone_device_prewritten_bytes_total";
+
+/// It has to stay as it is for so long. Each step of 256 KiB waits for its turn a tenth of a second at most.
+const QUIET: Duration = Duration::from_millis(500);
+/// Of what a device that is as slow as ours gives the background, some segments take so long.
+const LAID_OUT_WITHIN: Duration = Duration::from_secs(120);
 
 /// So seldom that asking is nothing beside thousands of requests a second.
 const STEP_NS: u64 = 250_000_000;
@@ -36,4 +47,21 @@ pub(super) fn watch(api: &Api, clock: Clock) -> Result<Vec<OwnWork>> {
         before = after;
     }
     Ok(work)
+}
+
+/// Waits until no segment is being laid out any more: that belongs to the first minutes of a device, and is a scene of its own.
+pub(super) fn settle(api: &Api) -> Result<()> {
+    let began = Instant::now();
+    let mut before = api.metric(LAID_OUT)?;
+    loop {
+        thread::sleep(QUIET);
+        let now = api.metric(LAID_OUT)?;
+        if now == before {
+            return Ok(());
+        }
+        if began.elapsed() > LAID_OUT_WITHIN {
+            bail!("segments of the device are still being laid out after {LAID_OUT_WITHIN:?}");
+        }
+        before = now;
+    }
 }

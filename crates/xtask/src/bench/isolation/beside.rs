@@ -59,7 +59,7 @@ impl Beside {
             let size = MOVED_BYTES.to_string();
             node.run(&["volume", "create", MOVED, "--size", &size, "--core", "0"])?;
             load::fill(node.nbd_port, MOVED)?;
-            // The first volume of a core lays out a segment of the device, which would be all that could be seen.
+            // For the first volume of a core a segment of the device is laid out, which is to be over before anything is measured.
             node.run(&[
                 "volume", "create", "settled", "--size", "1MiB", "--core", "1",
             ])?;

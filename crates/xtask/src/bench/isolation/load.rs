@@ -43,6 +43,8 @@ pub(super) enum Uses {
     Volume,
     /// A file of a filesystem, over NFS.
     File,
+    /// A volume that nobody has written to, from its beginning on, over NBD.
+    New,
 }
 
 /// Where a node serves what.
@@ -179,7 +181,9 @@ pub(super) fn drive(
                 scope.spawn(move || {
                     let seed = 13 + number as u64;
                     match tenant.uses {
-                        Uses::Volume => Driver::open(ports.nbd, tenant, device, clock, seed)?.run(),
+                        Uses::Volume | Uses::New => {
+                            Driver::open(ports.nbd, tenant, device, clock, seed)?.run()
+                        }
                         Uses::File => {
                             files::drive(ports.nfs, tenant, device, file_bytes, clock, seed)
                         }
@@ -218,6 +222,8 @@ struct Driver<'a> {
     slots: Vec<Option<Pending>>,
     free: Vec<usize>,
     in_flight: usize,
+    /// Where a new volume is written next.
+    next_block: u64,
     answers: Vec<Answer>,
 }
 
@@ -254,6 +260,7 @@ impl<'a> Driver<'a> {
             slots: vec![None; slots],
             free: (0..slots).collect(),
             in_flight: 0,
+            next_block: 0,
             answers: Vec::new(),
         })
     }
@@ -262,6 +269,11 @@ impl<'a> Driver<'a> {
         loop {
             let now_ns = self.clock.now_ns();
             self.ask(now_ns);
+            if self.in_flight == 0 && now_ns < self.clock.burst_ns() {
+                // It wants nothing yet.
+                self.clock.wait_until(self.clock.burst_ns());
+                continue;
+            }
             if self.in_flight == 0 {
                 let goodbye = request(0, Command::Disconnect as u16, 0, 0, 0);
                 // Whether it hears that makes no difference.
@@ -282,7 +294,15 @@ impl<'a> Driver<'a> {
             let is_write = self.random.below(100) < mix.writes;
             let choice = self.random.below(mix.blocks.len() as u64) as usize;
             let blocks = mix.blocks.get(choice).copied().unwrap_or(1);
-            let offset_bytes = self.random.below(self.volume_blocks - blocks) * BLOCK_BYTES;
+            let first = match self.tenant.uses {
+                Uses::New => {
+                    let first = self.next_block % (self.volume_blocks - blocks);
+                    self.next_block = first + blocks;
+                    first
+                }
+                _ => self.random.below(self.volume_blocks - blocks),
+            };
+            let offset_bytes = first * BLOCK_BYTES;
             let (command, bytes) = match is_write {
                 true => (Command::Write, blocks * BLOCK_BYTES),
                 false => (Command::Read, blocks * BLOCK_BYTES),

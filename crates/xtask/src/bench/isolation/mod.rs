@@ -37,6 +37,8 @@ use scenes::{Policy, Scene, scenes};
 
 /// Holds the volumes of the largest scene, and is memory.
 const DEVICE_SIZE: &str = "4G";
+/// More than is written to a new volume while a burst lasts; it takes what is written to it.
+const NEW_VOLUME_SIZE: &str = "3G";
 const MEMORY: &str = "/dev/shm";
 /// Until queues are as long as they will be.
 const WARM_NS: u64 = 1_000_000_000;
@@ -227,7 +229,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     let size = scene.volume_bytes.to_string();
     for tenant in &scene.tenants {
         match tenant.uses {
-            Uses::Volume => make_volume(&node, scene, tenant, &size)?,
+            Uses::Volume | Uses::New => make_volume(&node, scene, tenant, &size)?,
             Uses::File => files::prepare(&node, tenant, scene.volume_bytes)?,
         }
     }
@@ -239,6 +241,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         _ => Some(hostile_volume(&node, native_port, &size)?),
     };
     thread::sleep(SETTLE);
+    background::settle(&Api::of(&node)?)?;
     let clock = Clock {
         start: Instant::now(),
         warm_ns: WARM_NS,
@@ -300,6 +303,10 @@ fn make_volume(node: &Node, scene: &Scene, tenant: &Tenant, size: &str) -> Resul
     ];
     if scene.moves_victim() == Some(To::Device) {
         words.extend(["--device", moved::DEVICES[0]]);
+    }
+    if tenant.uses == Uses::New {
+        words[4] = NEW_VOLUME_SIZE;
+        return node.run(&words).map(drop);
     }
     node.run(&words)?;
     load::fill(node.nbd_port, &tenant.name)

@@ -56,7 +56,7 @@ impl To {
         }
     }
 
-    /// The first volume at a place lays out a segment of the device there, which takes longer than a move.
+    /// For the first volume at a place a segment of the device is laid out there, which is to be over before anything is measured.
     pub(super) fn prepare(self, node: &Node) -> Result<()> {
         let place = match self {
             To::Core => ["--core", "1"],

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::background::OwnWork;
 use super::beside::{Beside, Done};
 use super::figures::{Phases, Seen, off_shares, seen, slices, used};
-use super::load::{Answer, Clock, Uses};
+use super::load::{Answer, BLOCK_BYTES, Clock, Uses};
 use super::moved::{VICTIM, median_ms, waits_ns};
 use super::scenes::{Policy, Scene, scenes};
 use crate::bench::machine::Setting;
@@ -32,6 +32,10 @@ const SCRUBBED_MIB_MIN: f64 = 0.5;
 const COPIED_MIB_MIN: f64 = 1.0;
 /// A whole one, so that all that a move does falls into the burst.
 const MOVES_MIN: f64 = 1.0;
+/// What has to be written to a new volume: some segments in six seconds. With strict time sharing a third of the device is 80.
+const NEW_MIB_MIN: f64 = 40.0;
+/// While a segment was laid out neighbours once waited for 0.3 to 1.6 seconds.
+const LONGEST_MS_MAX: f64 = 50.0;
 /// Of a tenant's own volume: the middle one of fewer says little.
 const OWN_MOVES_MIN: f64 = 3.0;
 /// How far each of a hundred may be from its share.
@@ -186,6 +190,20 @@ impl Run {
                 ),
             ]),
         }
+        if let Some(mib) = self.new_mib_a_second() {
+            goals.extend([
+                Goal::at_least(
+                    "MiB a second written for the first time during the burst",
+                    NEW_MIB_MIN,
+                    mib,
+                ),
+                Goal::at_most(
+                    "the longest that a neighbour waited for an answer meanwhile, in ms",
+                    LONGEST_MS_MAX,
+                    self.longest_ns() as f64 / 1e6,
+                ),
+            ]);
+        }
         if self.scene.hostile > 0 {
             // As many as there are at the same time, of both protocols.
             goals.push(Goal::at_least(
@@ -195,6 +213,28 @@ impl Run {
             ));
         }
         goals
+    }
+
+    /// What is written to a new volume while the burst lasts, if there is one.
+    fn new_mib_a_second(&self) -> Option<f64> {
+        let mut tenants = self.scene.tenants.iter();
+        let number = tenants.position(|tenant| tenant.uses == Uses::New)?;
+        let blocks = self.scene.tenants[number].mix.blocks;
+        let block_mib = BLOCK_BYTES as f64 / f64::from(1 << 20);
+        let mib = blocks.iter().sum::<u64>() as f64 / blocks.len() as f64 * block_mib;
+        let phases = self.phases();
+        let rate = phases.get(number).map_or(0.0, |phases| phases.during.rate);
+        Some(rate * mib)
+    }
+
+    /// The longest time that an answer to a neighbour took while the burst lasted.
+    fn longest_ns(&self) -> u64 {
+        let tenants = self.scene.tenants.iter().zip(&self.answers);
+        let neighbours = tenants.filter(|(tenant, _)| self.scene.is_neighbour(tenant));
+        let burst = self.clock.burst_ns()..self.clock.burst_end_ns();
+        let took = neighbours.flat_map(|(_, answers)| answers);
+        let took = took.filter(|answer| burst.contains(&answer.at_ns));
+        took.map(|answer| answer.took_ns).max().unwrap_or(u64::MAX)
     }
 
     fn isolates(&self) -> Vec<Goal> {
@@ -309,6 +349,7 @@ impl Run {
             let uses = match tenant.uses {
                 Uses::Volume => "volume",
                 Uses::File => "file",
+                Uses::New => "new volume",
             };
             json!({ "tenant": tenant.name, "uses": uses, "share": tenant.share, "core": tenant.core,
                 "in_flight": [tenant.depth, tenant.burst_depth, tenant.depth],
@@ -715,6 +756,7 @@ mod tests {
         // Without a client that waited nothing is shown.
         assert_eq!(met("moved-core", 0, 3, 0), [true, false]);
         assert_eq!(met("moved-device", 0, 2, 0), [false, false]);
+        assert_eq!(met("segments", 0, 0, 0), [false, false]);
         assert_eq!(met("hostile", 0, 0, 200), [true]);
         assert_eq!(met("hostile", 0, 0, 199), [false]);
     }

@@ -32,6 +32,10 @@ const ALL_SIZES_AND_KINDS: Mix = Mix {
     writes: 70,
     blocks: &[1, 2, 4, 8, 16],
 };
+const LARGE_WRITES: Mix = Mix {
+    writes: 100,
+    blocks: &[64],
+};
 
 /// Who goes next, as the command line has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,7 +146,7 @@ fn greedy() -> Scene {
     }
 }
 
-fn variations() -> [Scene; 6] {
+fn variations() -> [Scene; 7] {
     let variation = |name, about| Scene {
         name,
         about,
@@ -183,6 +187,15 @@ fn variations() -> [Scene; 6] {
                 "files",
                 "as kinds, but the one that bursts is an NFS client of a filesystem: it reads and writes blocks of a large file, and \
                  each write is stable",
+            )
+        },
+        Scene {
+            device: SLOW_FOR_LARGE,
+            tenants: filling(three([MIXED; 3], [20; 3])),
+            ..variation(
+                "segments",
+                "as kinds, but the one that bursts writes requests of 256 KiB to a volume that nobody has written to, from its beginning on: where the device \
+                 is a file, what is new to it is laid out first, or meanwhile",
             )
         },
         Scene {
@@ -282,6 +295,19 @@ fn on_two_cores(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
 fn bursting_on_a_file(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
     if let Some(bursting) = tenants.last_mut() {
         bursting.uses = Uses::File;
+    }
+    tenants
+}
+
+fn filling(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
+    if let Some(bursting) = tenants.last_mut() {
+        *bursting = Tenant {
+            uses: Uses::New,
+            mix: LARGE_WRITES,
+            depth: 0,
+            burst_depth: 8,
+            ..bursting.clone()
+        };
     }
     tenants
 }

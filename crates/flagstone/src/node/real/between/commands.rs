@@ -80,9 +80,9 @@ impl RealNode {
         }
     }
 
-    /// What is known of the move of a volume to another node that was under way, or over, when this one was started: it is there, or that node
-    /// is being asked. Not more: of how far it came nothing is written down.
-    pub(in crate::node::real) fn went_before_start(&self, name: &str) -> Option<MoveInfo> {
+    /// What is known of the move of a volume to another node that nobody remembers any more, since this one was started after it or it is long ago: it is
+    /// there, or that node is being asked. Not more: of how far it came nothing is written down.
+    pub(in crate::node::real) fn one_that_went(&self, name: &str) -> Option<MoveInfo> {
         let (id, elsewhere) = self.between.named(name)?;
         let (state, address) = match elsewhere {
             Elsewhere::At(address) => (MoveState::Done, address),

@@ -205,7 +205,14 @@ impl Between {
         self.write(|t| {
             t.remove_route(volume);
             let on = route.on;
-            t.by_name.insert(route.name.clone(), volume);
+            // A start finds them in no order.
+            let of_name = t
+                .by_name
+                .get(&route.name)
+                .and_then(|other| t.routes.get(other));
+            if of_name.is_none_or(|other| other.at_ns <= route.at_ns) {
+                t.by_name.insert(route.name.clone(), volume);
+            }
             t.routes.insert(volume, route);
             let gone =
                 |route: &Route| route.on == on && matches!(route.elsewhere, Elsewhere::At(_));
