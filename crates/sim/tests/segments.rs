@@ -362,6 +362,75 @@ fn a_segment_is_not_given_back_before_the_record_that_took_it_is_behind_the_root
     });
 }
 
+/// The same with checkpoints that begin again and again, and a ring that is slow: some begin while the record is in the open group. (A segment is laid out by
+/// a task of its own, which nothing else waits for.)
+#[test]
+fn no_checkpoint_gives_back_a_segment_whose_record_is_in_the_open_group() {
+    for round in 0..6 {
+        let disk = formatted();
+        let images = run(&disk, move |platform, disk| async move {
+            let ahead = EngineOptions {
+                prewrite_segments: true,
+                groups_in_flight_max: 1,
+                ..EngineOptions::default()
+            };
+            let [first, second] = open_with(&platform, &disk, ahead).await;
+            let small = create(&first, "small", 0).await;
+            let dvol = create(&first, "first", 0).await;
+            let fourth = 3 * SEGMENT..4 * SEGMENT;
+            let delay = Fault::Delay { ns: 100_000_000 };
+            let slow = Injection::next(delay).times(2).within(fourth);
+            disk.inject(slow.only(IoKind::Write));
+            assert_eq!(fill(&first, dvol, 350, 1).await, 350);
+            first.delete(dvol, false).await.expect("deletes");
+            // The rings come before the segments.
+            let delay = Fault::Delay { ns: 5_000_000 };
+            let slow = Injection::next(delay).times(u64::MAX).within(0..4 * MIB);
+            disk.inject(slow.only(IoKind::Write));
+            let (writing, sleeping) = (first.clone(), platform.clone());
+            platform.spawn(async move {
+                for at in 0..2000 {
+                    let data = IoBuf::copy_of(&[7; BLOCK as usize]);
+                    let write = writing.write(small, at * BLOCK, data, Stability::Unstable);
+                    write.await.expect("writes");
+                    sleeping.sleep_ns(300_000).await;
+                }
+            });
+            platform.sleep_ns(1_700_000 * round).await;
+            let other = create(&second, "second", 0).await;
+            let (mut reserved, mut images) = (0, Vec::new());
+            for _ in 0..60 {
+                let before = first.counters().segments_released.get();
+                first.checkpoint().await.expect("is made");
+                if first.counters().segments_released.get() == before {
+                    continue;
+                }
+                // The other one takes whatever is nobody's, before there is a later root.
+                while second
+                    .set_reserved(other, reserved + 32 * MIB)
+                    .await
+                    .is_ok()
+                {
+                    reserved += 32 * MIB;
+                }
+                second.flush().await.expect("flushes");
+                images.push(disk.crash_images().nothing_survives());
+            }
+            assert!(!images.is_empty());
+            images
+        });
+        for image in images {
+            assert_clean(&image, "crashed");
+            let disk = SimDisk::from_image(image, DiskConfig::new(DEVICE_BYTES));
+            run(&disk, |platform, disk| async move {
+                for engine in open(&platform, &disk).await {
+                    engine.stop().await.expect("stops");
+                }
+            });
+        }
+    }
+}
+
 /// The last segment that nobody owned counted as unowned for the journal that was taking it, and for nobody once what both say was put
 /// together.
 #[test]
