@@ -19,8 +19,8 @@ const SEGMENT: u64 = 128 * MIB;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// No turn is ever free: steps of the background are made when they have waited for as long as they may.
-struct Never;
+/// A turn is free a tenth of a second after it was asked for.
+struct Slow(SimPlatform);
 
 struct NoTurn;
 
@@ -28,9 +28,13 @@ impl BackgroundTurn for NoTurn {
     fn used(&mut self, _: Work) {}
 }
 
-impl Background for Never {
+impl Background for Slow {
     fn turn(&self, _: Work) -> ComingTurn {
-        Box::pin(std::future::pending())
+        let sleep = self.0.sleep_ns(100 * MS);
+        Box::pin(async move {
+            sleep.await;
+            Box::new(NoTurn) as Box<dyn BackgroundTurn>
+        })
     }
 
     fn turn_now(&self, _: Work) -> Box<dyn BackgroundTurn> {
@@ -74,7 +78,7 @@ fn run<F: Future<Output = ()> + 'static>(
     world.block_on(0, test(platform, disk.clone()));
 }
 
-/// On a device of so many journals, whose engines get no turns.
+/// On a device of so many journals, whose engines wait long for their turns.
 fn in_scene<F: Future<Output = ()> + 'static>(
     journal_count: u16,
     config: DiskConfig,
@@ -91,7 +95,7 @@ fn in_scene<F: Future<Output = ()> + 'static>(
         formatted.expect("formats");
         let engines = open(&platform, &disk).await;
         for engine in &engines {
-            engine.set_background(Rc::new(Never));
+            engine.set_background(Rc::new(Slow(platform.clone())));
         }
         test(platform, engines, disk).await;
     });

@@ -328,6 +328,8 @@ impl<P: Platform> Inner<P> {
             // What is there can be used as it is, and what isn't needed need not be there.
             _ if has_room && is_awaited => Patience::GivenUp,
             Needed::Later if !is_running => Patience::GivenUp,
+            // Nobody ever waits for it, so it takes no more than its turns: on a slow device ten steps a second are all there is.
+            _ if has_room => Patience::Ns(u64::MAX),
             _ if self.opening.has_waiting() || !is_running => Patience::Ns(0),
             Needed::ByChange => Patience::Ns(0),
             Needed::ByCommand => Patience::Ns(COMMAND_PATIENCE_NS),
@@ -378,7 +380,7 @@ impl<P: Platform> Inner<P> {
         {
             let count = blocks.len() as u64;
             let patience = || match goes_on() {
-                true => Patience::Ns(PATIENCE_NS),
+                true => Patience::Ns(u64::MAX),
                 false => Patience::GivenUp,
             };
             let Some(mut turn) = self.laying_out_turn(count, patience).await else {

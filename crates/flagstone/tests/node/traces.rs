@@ -1,5 +1,11 @@
 //! The trace of a real node's device.
 
+#![expect(clippy::disallowed_methods, reason = "a real node takes real time")]
+
+use std::thread;
+use std::time::Duration;
+
+use flagstone::metrics::render;
 use flagstone::node::{
     DeviceTrace, NodeErrorKind, TRACE_ROWS_MAX, TraceQuery, TracedKind, TracedOperation,
     TracedResult,
@@ -27,11 +33,29 @@ fn trace(scene: &Scene, from: Option<u64>) -> DeviceTrace {
     trace.expect("there is one")
 }
 
+/// What is written over the segment of the first volume is no client's.
+fn until_laid_out(scene: &Scene) {
+    let mut before = String::new();
+    loop {
+        let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
+        let told = "flagstone_device_prewritten_bytes_total{";
+        let mut lines = text.lines();
+        let now = lines.find(|line| line.starts_with(told));
+        let now = now.expect("it is told").to_owned();
+        if now == before {
+            return;
+        }
+        before = now;
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
 #[test]
 fn what_a_client_does_is_seen_at_the_device() {
     let scene = traced(&["trace operations=4096", "latency flushes=3ms"]);
     scene.create("vm", 64 << 20).expect("created");
     let mut client = scene.attach("vm");
+    until_laid_out(&scene);
     let before = trace(&scene, None);
     assert_eq!((before.operations_max, before.missed), (4096, 0));
     assert!(!before.items.is_empty(), "it was opened, and a volume made");
