@@ -46,7 +46,7 @@ const ROOM_STEP_BYTES: u64 = 32 << 20;
 /// what the device needs for it.
 const COMMAND_PATIENCE_NS: u64 = 25_000_000;
 
-/// How long no segment is opened ahead once what holds the device was full: each try has others wait, and who hands out a block asks for one.
+/// How long no segment is opened ahead once what holds the device was full, or the device has failed: each try has others wait, and who hands out a block asks for one.
 const FULL_PAUSE_NS: u64 = 1_000_000_000;
 
 /// Blocks that must be left to everybody else while some are withheld: with fewer, nothing is laid out.
@@ -80,7 +80,7 @@ pub(super) struct LayingOut {
     withholds: Cell<bool>,
     /// The log has it that no room can be set aside.
     was_told: Cell<bool>,
-    /// No segment is opened ahead before then: what holds the device was full.
+    /// No segment is opened ahead before then: what holds the device was full, or the device has failed.
     not_before: Cell<Time>,
 }
 
@@ -203,7 +203,9 @@ impl<P: Platform> Inner<P> {
         {
             // Failing is fine: whoever needs a block will try again and say so.
             let next = self.open_next(NO_SLOT, OPEN_BLOCKS_LOW, Needed::Later);
-            if next.await.is_err() && self.host_full.get() {
+            let failed = next.await.err();
+            // Zeros that fail would be begun anew with each block that is handed out, and logged each time.
+            if failed == Some(DvolError::Device) || failed.is_some() && self.host_full.get() {
                 let later = self.platform.now().plus_ns(FULL_PAUSE_NS);
                 self.laying_out.not_before.set(later);
             }

@@ -14,7 +14,7 @@ const USED: &str = "flagstone_device_background_used_seconds_total";
 /// Zeros written over segments of the device, which is a file, before they are used or meanwhile.
 const LAID_OUT: &str = "flagstone_device_prewritten_bytes_total";
 
-/// It has to stay as it is for so long. Each step of 256 KiB waits for its turn a tenth of a second at most.
+/// It has to stay as it is for so long. A step of 256 KiB comes each 30 ms on the slowest device here, as much as the background is promised.
 const QUIET: Duration = Duration::from_millis(500);
 /// Of what a device that is as slow as ours gives the background, some segments take so long.
 const LAID_OUT_WITHIN: Duration = Duration::from_secs(120);
