@@ -46,7 +46,7 @@ fn until_laid_out(scene: &Scene) {
             return;
         }
         before = now;
-        thread::sleep(Duration::from_millis(200));
+        thread::sleep(Duration::from_secs(1));
     }
 }
 
