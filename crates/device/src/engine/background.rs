@@ -4,7 +4,7 @@
 //! reaping, forgetting, laying out segments and the writes of checkpoints ask for a turn before each step.
 //!
 //! No deadlock: a client's write may have a turn of its own and wait for what a checkpoint or the reaper gives back, while
-//! no turn is free before that write has ended. So no step waits for its turn for good. It looks each
+//! no turn is free before that write has ended. So no step that a client may wait for waits for its turn for good. It looks each
 //! [`LOOK_NS`] whether somebody waits for what is being made, and begins without a turn then, or isn't made at all; and it begins anyway after
 //! [`PATIENCE_NS`] (a write of a checkpoint: [`CHECKPOINT_PATIENCE_NS`]; zeros that nobody can wait for, never), which needs no knowledge of who waits for what. And nothing is held while it waits: no pass of the
 //! gate, no lock, no turn of the engine's budgets but that of the checkpoint under way and that to open a segment, which looks whether others wait for it; and units are applied meanwhile.
