@@ -89,6 +89,11 @@ impl Bucket {
         self.level > 0
     }
 
+    /// It has some, or owes less than what it holds at most.
+    pub(crate) fn may_owe(&self) -> bool {
+        self.rate > 0 && self.level > -self.depth
+    }
+
     pub(crate) fn take(&mut self, amount: u64) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
         self.level = self.level.saturating_sub(amount);

@@ -18,9 +18,9 @@ const BURST_NS: u64 = 500_000;
 /// milliseconds now and then, and the device could have worked meanwhile. What is in flight is bounded by the window all the same.
 const LATE_MAX_NS: u64 = 20_000_000;
 
-/// A request should be cut into parts that take no more than this part of the window: a 16th. Then nobody waits
+/// A request should be cut into parts that take no more than this part of the window: a 32nd. Then nobody waits
 /// long for the end of somebody else's.
-const LARGEST_PART: u64 = 16;
+const LARGEST_PART: u64 = 32;
 
 /// Who goes next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -343,20 +343,24 @@ impl<R> Scheduler<R> {
             self.was_held = true;
             return Decision::Wait;
         }
-        if !self.rate.has_some() {
+        // Whoever has used less than he was promised finds room when he comes, however much others want; nor does he wait for the
+        // rate to come back that a large request of theirs has used ahead.
+        let has_rate = self.rate.has_some();
+        let kept = self.budget.window_ns / KEPT_PART;
+        let is_nearly_full =
+            self.in_flight > 0 && self.in_flight_ns.saturating_add(kept) >= self.budget.window_ns;
+        while (has_rate || self.may_owe_rate())
+            && let Some(index) = self.pick(is_nearly_full || !has_rate)
+        {
+            if let Some(start) = self.begin(index, now_ns) {
+                return Decision::Start(start);
+            }
+        }
+        if !has_rate {
             self.was_held = true;
             let at_ns = self.rate.ready_at_ns();
             self.held_until_ns = Some(at_ns);
             return wait_until(at_ns);
-        }
-        // Whoever has used less than he was promised finds room when he comes, however much others want.
-        let kept = self.budget.window_ns / KEPT_PART;
-        let is_nearly_full =
-            self.in_flight > 0 && self.in_flight_ns.saturating_add(kept) >= self.budget.window_ns;
-        while let Some(index) = self.pick(is_nearly_full) {
-            if let Some(start) = self.begin(index, now_ns) {
-                return Decision::Start(start);
-            }
         }
         if is_nearly_full {
             self.was_held = true;
@@ -369,6 +373,12 @@ impl<R> Scheduler<R> {
         };
         let first = by_limit.into_iter().chain(by_clock).min();
         first.map_or(Decision::Wait, wait_until)
+    }
+
+    /// Who is behind may use the rate ahead of time, as far as a core that did nothing may. With strict time sharing nobody is: each has his own part of each millisecond.
+    fn may_owe_rate(&self) -> bool {
+        let has_behind = matches!(&self.queues, Queues::Rounds(rounds) if !rounds.is_strict());
+        has_behind && self.rate.may_owe()
     }
 
     fn pick(&mut self, only_behind: bool) -> Option<u32> {

@@ -109,8 +109,9 @@ pub struct Ask {
     pub operations: u64,
     /// How many bytes it moves; the same.
     pub bytes: u64,
-    /// How much of the window it keeps until it ends, in nanoseconds of device time: the price of a read of as many blocks, whatever
-    /// it does. (A write costs more since it does more, journal and flush; it is in flight as a read is.) At least one.
+    /// How much of the window it keeps until it ends, in nanoseconds of device time: what a read of as many blocks costs, and of a write no more than
+    /// half its price. (A write costs more since it does more, its data and its record in the journal. Where others' records are on their way its own waits for them, and
+    /// meanwhile its data is written: so about half of what it does is in the device at a time.) At least one.
     pub held_ns: u64,
     /// Its price, in nanoseconds of device time. At least one.
     pub price_ns: u64,
@@ -119,12 +120,18 @@ pub struct Ask {
 impl Ask {
     /// What a request for these bytes of a volume asks.
     pub fn of(prices: &Prices, kind: Kind, offset_bytes: u64, len_bytes: u64) -> Ask {
+        let price_ns = prices.of(kind, offset_bytes, len_bytes);
+        let as_read_ns = prices.of(Kind::Read, offset_bytes, len_bytes);
+        let held_ns = match kind {
+            Kind::Write => as_read_ns.min(price_ns / 2).max(1),
+            Kind::Read | Kind::Flush => as_read_ns,
+        };
         Ask {
             kind,
             operations: 1,
             bytes: len_bytes,
-            held_ns: prices.of(Kind::Read, offset_bytes, len_bytes),
-            price_ns: prices.of(kind, offset_bytes, len_bytes),
+            held_ns,
+            price_ns,
         }
     }
 }

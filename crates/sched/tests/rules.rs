@@ -143,11 +143,11 @@ fn strict_time_sharing_gives_no_more_than_was_promised() {
 /// A large request keeps a device busy for less time than its blocks would one by one. If its blocks were counted, a device with latency would
 /// idle while there is something to do.
 #[test]
-fn a_request_keeps_as_much_of_the_window_as_its_read_would_cost() {
+fn a_request_keeps_as_much_of_the_window_as_its_read_would_cost_or_half_of_its_write() {
     let price = |op_ns, block_ns| flagstone_sched::price::Price { op_ns, block_ns };
     let prices = flagstone_sched::Prices {
         read: price(90_000, 10_000),
-        write: price(900_000, 10_000),
+        write: price(190_000, 10_000),
         flush_ns: 1,
     };
     let budget = Budget {
@@ -174,6 +174,8 @@ fn a_request_keeps_as_much_of_the_window_as_its_read_would_cost() {
     assert_eq!(begun_of(Kind::Write, 4096), 39);
     // 250 us each, not sixteen times as much as a block.
     assert_eq!(begun_of(Kind::Read, 65_536), 16);
+    // Half of 350 us: its data, or its record.
+    assert_eq!(begun_of(Kind::Write, 65_536), 23);
     assert_eq!(begun_of(Kind::Flush, 0), 39);
 }
 
@@ -311,6 +313,35 @@ fn what_it_cost_counts_and_not_the_price() {
         assert!(off <= 10 + expected / 50, "{cost_ns}: {count}");
         assert_eq!(scheduler.used_ns(key), Some(count * cost_ns));
     }
+}
+
+/// A large request uses the rate ahead, and all wait until that has come back: but for who has used less than he was promised.
+#[test]
+fn who_is_behind_does_not_wait_for_the_rate_that_others_used_ahead() {
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    let greedy = scheduler.add(Promise(SECOND_NS / 2), &NO_LIMITS, 0);
+    let modest = scheduler.add(Promise(SECOND_NS / 2), &NO_LIMITS, 0);
+    submit(&mut scheduler, greedy, read(400_000), 1000, 0);
+    serve(&mut scheduler, &[greedy], 0, 10 * MS);
+    let mut now_ns = 10 * MS;
+    for _ in 0..2 {
+        while begin(&mut scheduler, now_ns).is_empty() {
+            now_ns += 10_000;
+        }
+    }
+    // That is 0.4 ms that the rate owes, less what was there: 0.01 at most. It may owe half a millisecond.
+    submit(&mut scheduler, modest, read(10_000), 100, now_ns);
+    let begun = begin(&mut scheduler, now_ns);
+    assert!(begun.iter().all(|start| start.volume == modest));
+    assert!((10..=12).contains(&begun.len()), "{}", begun.len());
+    // In the end the rate holds.
+    for start in begun {
+        scheduler.complete(modest, &start.ask, start.ask.price_ns);
+    }
+    let counts = serve(&mut scheduler, &[greedy, modest], now_ns, now_ns + 20 * MS);
+    let used_ns = counts[0] * 400_000 + counts[1] * 10_000;
+    assert_eq!(counts[1], 100 - 11, "{counts:?}");
+    assert!((19 * MS..=20 * MS + MS / 2).contains(&used_ns), "{used_ns}");
 }
 
 #[test]

@@ -812,7 +812,7 @@ fn a_limit_of_requests_counts_their_parts_once() {
         ..Limits::default()
     };
     let tenant = alone(&world, limits);
-    // A 16th of the window is a block and a quarter.
+    // A 32nd of the window is less than a block.
     assert_eq!(tenant.part_bytes(), 65_536, "no less than is worth it");
     let began = world.now();
     world.block_on(0, async move {

@@ -337,6 +337,31 @@ fn zeros_that_fail_leave_their_blocks_to_others() {
     });
 }
 
+/// All of it at once, and whoever reads or writes the file would wait for the end.
+#[test]
+fn room_is_set_aside_in_steps_that_leave_others_time() {
+    let config = DiskConfig {
+        preallocate_ns: Some(MS),
+        ..DiskConfig::new(DEVICE_BYTES)
+    };
+    in_scene(1, config, |platform, engines, disk| async move {
+        let engine = &engines[0];
+        let dvol = create(engine, "filled", 0).await;
+        // What is left of the first segment is little enough, and nobody waits for the next one.
+        fill(engine, dvol, 0..90).await;
+        let mut most = 0;
+        for _ in 0..50 {
+            let before = disk.preallocations();
+            platform.sleep_ns(10 * MS).await;
+            most = most.max(disk.preallocations() - before);
+        }
+        assert!((4..=6).contains(&most), "{most} steps of 1 ms in 10 ms");
+        // Of two segments, in steps of 2 MiB, since each takes so long.
+        let steps = disk.preallocations();
+        assert!((110..=128).contains(&steps), "{steps}");
+    });
+}
+
 /// Each block that was handed out asked for the next segment, and each time the file was asked for room that it didn't have.
 #[test]
 fn a_file_that_is_full_is_not_asked_again_and_again() {

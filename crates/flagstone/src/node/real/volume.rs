@@ -20,9 +20,6 @@ use super::stripes::OpenStripe;
 use super::under_way::UnderWay;
 use crate::node::{ErrorCount, IoMark, IoMetrics, TurnMetrics, VolumeLook, VolumeMetrics};
 
-/// Most bytes of one engine write; larger ones are cut.
-const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
-
 /// Counts of one kind of operation.
 #[derive(Default)]
 pub(super) struct OpCounters {
@@ -219,6 +216,26 @@ struct PartRead<E> {
     /// For how long it waited in all.
     waited_ns: u64,
     read: Result<engine::Pieces, E>,
+}
+
+/// What is written.
+enum Bytes {
+    /// These.
+    Given(IoBuf),
+    /// Zeros, which take space.
+    Zeros,
+}
+
+impl Bytes {
+    /// So many of them, from there on.
+    fn part(&self, from: u64, len_bytes: u64) -> Bytes {
+        match self {
+            Bytes::Given(data) => {
+                Bytes::Given(data.slice(from as usize..(from + len_bytes) as usize))
+            }
+            Bytes::Zeros => Bytes::Zeros,
+        }
+    }
 }
 
 /// A change that may be made, as long as this is kept.
@@ -482,6 +499,53 @@ impl RealVolume {
         }
     }
 
+    /// Writes something, when it is its turn. What is large is written in parts, side by side and each in a turn of its own: each is a change for
+    /// itself, and if one fails others may be made. Returns the LSN of the last one.
+    async fn change_in_turns(&self, want: Want, bytes: Bytes) -> Result<Lsn, DvolError> {
+        let part_bytes = self.tenant.part_bytes().min(engine::WRITE_MAX_BYTES);
+        if want.len_bytes <= part_bytes {
+            return self.change_part(want, bytes).await.1;
+        }
+        thread_local! {
+            static PARTS: Rc<FuturePool> = Rc::default();
+        }
+        let part = |part: Want| {
+            let bytes = bytes.part(part.offset_bytes - want.offset_bytes, part.len_bytes);
+            let volume = self.clone();
+            async move { volume.change_part(part, bytes).await }
+        };
+        let memory = PARTS.with(Rc::clone);
+        let parts = engine::join_placed(&memory, want.cut(part_bytes).map(part)).await;
+        let turn_ns = parts.iter().map(|(turn_ns, _)| *turn_ns).max();
+        self.tenant.note_waited(turn_ns.unwrap_or(0));
+        let mut last = Lsn::ZERO;
+        for (_, written) in parts {
+            last = last.max(written?);
+        }
+        Ok(last)
+    }
+
+    /// Writes a part of something in one turn, and says for how long it waited for that.
+    async fn change_part(&self, want: Want, bytes: Bytes) -> (u64, Result<Lsn, DvolError>) {
+        let (turn, _admitted) = match self.turn_to_change(want).await {
+            Ok(admitted) => admitted,
+            Err(error) => return (0, Err(error)),
+        };
+        let stability = match want.is_durable {
+            true => engine::Stability::Stable,
+            false => engine::Stability::Unstable,
+        };
+        let (engine, handle, at) = (&self.engine, self.handle, want.offset_bytes);
+        let written = match bytes {
+            Bytes::Given(data) => engine.write(handle, at, data, stability).await,
+            Bytes::Zeros => {
+                let zeros = engine.write_zeros(handle, at, want.len_bytes, stability);
+                zeros.await
+            }
+        };
+        (turn.waited_ns(), written)
+    }
+
     /// Writes to its own dvol. Returns the LSN of the last part.
     pub(super) async fn write_alone(
         &self,
@@ -496,21 +560,7 @@ impl RealVolume {
             Stability::Unstable => NodeMark::WroteUnstable,
         };
         let want = Want::write(offset_bytes, len, stability == Stability::Stable);
-        let stability = engine_stability(stability);
-        let write = |at, part| self.engine.write(self.handle, at, part, stability);
-        let writing = async {
-            let _admitted = self.turn_to_change(want).await?;
-            if data.len() <= WRITE_PART_BYTES {
-                return write(offset_bytes, data).await;
-            }
-            let mut lsn = Lsn::ZERO;
-            for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
-                let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
-                lsn = write(offset_bytes + at as u64, part).await?;
-            }
-            Ok(lsn)
-        };
-        let result = writing.await;
+        let result = self.change_in_turns(want, Bytes::Given(data)).await;
         self.tell_changed();
         let result = self.finish(began, &self.counters.write, len, result);
         self.mark(&result, mark, offset_bytes, len);
@@ -536,6 +586,21 @@ impl RealVolume {
         result
     }
 
+    /// Deallocates in one turn.
+    async fn clear(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let _admitted = self.turn_to_change(want_to_clear(stability)).await?;
+        let stability = engine_stability(stability);
+        let clearing = self
+            .engine
+            .deallocate(self.handle, offset_bytes, len_bytes, stability);
+        clearing.await.map(drop)
+    }
+
     pub(super) async fn deallocate_alone(
         &self,
         offset_bytes: u64,
@@ -544,15 +609,7 @@ impl RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.begin_change(stability);
         let mark = cleared(stability);
-        let want = want_to_clear(stability);
-        let stability = engine_stability(stability);
-        let clearing = async {
-            let _admitted = self.turn_to_change(want).await?;
-            self.engine
-                .deallocate(self.handle, offset_bytes, len_bytes, stability)
-                .await
-        };
-        let result = clearing.await.map(drop);
+        let result = self.clear(offset_bytes, len_bytes, stability).await;
         // What could be done has been, as durable as was asked for. For the rest (parts at the ends,
         // which would have to be written; nodes that a snapshot has, which would have to be copied) it
         // is advice. [nbd "NBD_CMD_TRIM"]
@@ -575,27 +632,13 @@ impl RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.begin_change(stability);
         let mark = cleared(stability);
-        let want = match keep_allocated {
-            // The zeros are written.
-            true => Want::write(offset_bytes, len_bytes, stability == Stability::Stable),
-            false => want_to_clear(stability),
-        };
-        let stability = engine_stability(stability);
-        let clearing = async {
-            let _admitted = self.turn_to_change(want).await?;
-            let (engine, handle) = (&self.engine, self.handle);
-            match keep_allocated {
-                true => {
-                    let writing = engine.write_zeros(handle, offset_bytes, len_bytes, stability);
-                    writing.await
-                }
-                false => {
-                    let clearing = engine.deallocate(handle, offset_bytes, len_bytes, stability);
-                    clearing.await
-                }
+        let result = match keep_allocated {
+            true => {
+                let want = Want::write(offset_bytes, len_bytes, stability == Stability::Stable);
+                self.change_in_turns(want, Bytes::Zeros).await.map(drop)
             }
+            false => self.clear(offset_bytes, len_bytes, stability).await,
         };
-        let result = clearing.await.map(drop);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);

@@ -1,9 +1,12 @@
 //! What the node does of its own at the device while a burst lasts: checkpoints above all. That is no tenant's, and in use all the same.
 
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::load::Clock;
 use crate::api::Api;
@@ -47,6 +50,21 @@ pub(super) fn watch(api: &Api, clock: Clock) -> Result<Vec<OwnWork>> {
         before = after;
     }
     Ok(work)
+}
+
+/// Has the machine use as much memory for a file in this folder once, and gives it back. A virtual machine has some pages only once they are touched, by its
+/// host, some 10 us each: beside a new file in memory everything stands still for tenths of a second.
+pub(super) fn touch_memory(dir: &Path, bytes: u64) -> Result<()> {
+    let path = dir.join("touched");
+    let block = vec![1; 1 << 20];
+    let mut file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    let mut written = 0;
+    while written < bytes {
+        file.write_all(&block)
+            .with_context(|| format!("writing to {}", path.display()))?;
+        written += block.len() as u64;
+    }
+    fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))
 }
 
 /// Waits until no segment is being laid out any more: that belongs to the first minutes of a device, and is a scene of its own.

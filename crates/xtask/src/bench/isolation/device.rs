@@ -107,15 +107,27 @@ impl Device {
         text
     }
 
-    /// What a request costs of the device's time by that ceiling, as docs/scheduling.md has it.
+    /// What a request costs of the device's time by that ceiling, as docs/scheduling.md has it: in parts, if it is large.
     pub(super) fn price_ns(&self, is_write: bool, blocks: u64) -> u64 {
         let ops = match is_write {
             true => self.writes,
             false => self.reads,
         };
+        let (op_ns, block_ns) = self.op_and_block_ns(ops);
+        op_ns * blocks.div_ceil(self.part_blocks()) + block_ns * blocks
+    }
+
+    /// Blocks of a part of a large request: a 32nd of the window, or 64 KiB if that is more.
+    fn part_blocks(&self) -> u64 {
+        let (op_ns, block_ns) = self.op_and_block_ns(self.reads);
+        let part_ns = self.within_us * 1000 / 32;
+        (part_ns.saturating_sub(op_ns) / block_ns).max(16)
+    }
+
+    fn op_and_block_ns(&self, ops: u64) -> (u64, u64) {
         let one_ns = SECOND_NS / ops.max(1);
         let block_ns = (BLOCK_BYTES * SECOND_NS / self.bytes.max(1)).clamp(1, one_ns.max(1));
-        one_ns - block_ns + block_ns * blocks
+        (one_ns - block_ns, block_ns)
     }
 }
 
@@ -129,6 +141,11 @@ mod tests {
         assert_eq!(SLOW.price_ns(true, 1) * 4_900 / 1_000_000, 999);
         // 64 KiB: one request and fifteen blocks more, at 480 MB/s.
         assert_eq!(SLOW.price_ns(false, 16), 102_040 + 15 * 8_533);
+        // 256 KiB in parts of 23 blocks, 406 us of the window's 13 ms.
+        assert_eq!(
+            SLOW_FOR_LARGE.price_ns(true, 64),
+            3 * (204_081 - 13_653) + 64 * 13_653
+        );
     }
 
     /// Else requests would wait in the device, where nobody can put them in another order.

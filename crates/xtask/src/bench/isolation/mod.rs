@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use super::machine::Setting;
+use super::machine::{Setting, filesystem};
 use super::{STOLEN_CORES_MAX, command_line};
 use crate::api::Api;
 use crate::daemon::{self, Node, NodeOptions, free_port};
@@ -36,7 +36,10 @@ use report::{Report, Run};
 use scenes::{Policy, Scene, scenes};
 
 /// Holds the volumes of the largest scene, and is memory.
+/// What the node calls it.
+const DEVICE: &str = "device";
 const DEVICE_SIZE: &str = "4G";
+const DEVICE_BYTES: u64 = 4 << 30;
 /// More than is written to a new volume while a burst lasts; it takes what is written to it.
 const NEW_VOLUME_SIZE: &str = "3G";
 const MEMORY: &str = "/dev/shm";
@@ -169,7 +172,7 @@ impl Place<'_> {
             "--ceiling".to_owned(),
             scene.device.ceiling(),
             "--policy".to_owned(),
-            policy.name().to_owned(),
+            policy.while_it_settles().name().to_owned(),
         ];
         if scene.hostile > 0 {
             arguments.extend(["--native".to_owned(), format!("127.0.0.1:{native_port}")]);
@@ -225,6 +228,9 @@ fn calmest(mut next: impl FnMut(&[f64]) -> Result<Run>) -> Result<Run> {
 /// One scene under one policy, on a new node.
 fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Run> {
     let native_port = free_port()?;
+    if scene.grows() && filesystem(place.dir) == "tmpfs" {
+        background::touch_memory(place.dir, DEVICE_BYTES)?;
+    }
     let mut node = place.start(scene, policy, native_port)?;
     let size = scene.volume_bytes.to_string();
     for tenant in &scene.tenants {
@@ -242,6 +248,9 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     };
     thread::sleep(SETTLE);
     background::settle(&Api::of(&node)?)?;
+    if policy != policy.while_it_settles() {
+        node.run(&["device", "schedule", DEVICE, "--policy", policy.name()])?;
+    }
     let clock = Clock {
         start: Instant::now(),
         warm_ns: WARM_NS,

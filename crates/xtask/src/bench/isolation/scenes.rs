@@ -53,6 +53,15 @@ impl Policy {
             Policy::Deficit => "deficit",
         }
     }
+
+    /// What a node has until its load begins. Strict time sharing gives its own work an eightieth of an idle device, too: laying
+    /// out what the tenants' volumes have would take minutes.
+    pub(super) fn while_it_settles(self) -> Policy {
+        match self {
+            Policy::Strict => Policy::Deficit,
+            policy => policy,
+        }
+    }
 }
 
 /// An experiment.
@@ -76,6 +85,11 @@ impl Scene {
     pub(super) fn has_files(&self) -> bool {
         let mut tenants = self.tenants.iter();
         tenants.any(|tenant| tenant.uses == Uses::File)
+    }
+
+    /// Whether somebody writes so much that the device needs memory for it that it had no need for before.
+    pub(super) fn grows(&self) -> bool {
+        self.tenants.iter().any(|tenant| tenant.mix == LARGE_WRITES)
     }
 
     /// Whether something happens in the middle third; else all are greedy, and their shares are what counts.
@@ -146,7 +160,7 @@ fn greedy() -> Scene {
     }
 }
 
-fn variations() -> [Scene; 7] {
+fn variations() -> [Scene; 8] {
     let variation = |name, about| Scene {
         name,
         about,
@@ -191,11 +205,19 @@ fn variations() -> [Scene; 7] {
         },
         Scene {
             device: SLOW_FOR_LARGE,
-            tenants: filling(three([MIXED; 3], [20; 3])),
+            tenants: writing_large(three([MIXED; 3], [20; 3]), Uses::Volume),
+            ..variation(
+                "large",
+                "as kinds, but the one that bursts writes requests of 256 KiB, 16 in flight",
+            )
+        },
+        Scene {
+            device: SLOW_FOR_LARGE,
+            tenants: writing_large(three([MIXED; 3], [20; 3]), Uses::New),
             ..variation(
                 "segments",
-                "as kinds, but the one that bursts writes requests of 256 KiB to a volume that nobody has written to, from its beginning on: where the device \
-                 is a file, what is new to it is laid out first, or meanwhile",
+                "as large, but to a volume that nobody has written to, from its beginning on: where the device is a file, what is new to it is laid \
+                 out first, or meanwhile",
             )
         },
         Scene {
@@ -299,13 +321,13 @@ fn bursting_on_a_file(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
     tenants
 }
 
-fn filling(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
+fn writing_large(mut tenants: Vec<Tenant>, uses: Uses) -> Vec<Tenant> {
     if let Some(bursting) = tenants.last_mut() {
         *bursting = Tenant {
-            uses: Uses::New,
+            uses,
             mix: LARGE_WRITES,
             depth: 0,
-            burst_depth: 8,
+            burst_depth: 16,
             ..bursting.clone()
         };
     }
