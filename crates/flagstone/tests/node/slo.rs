@@ -424,14 +424,8 @@ fn large_reads_wait_for_their_turn_in_parts() {
 fn large_writes_wait_for_their_turn_in_parts() {
     let scene = Scene::new();
     create(&scene, "disk", Slo::default()).expect("created");
-    let ceiling: flagstone::node::DeviceCeiling = "reads=10000 writes=10000 bytes=409600000"
-        .parse()
-        .expect("a ceiling");
-    let divided = Schedule {
-        ceiling: Some(ceiling),
-        ..Schedule::default()
-    };
-    set_schedule(&scene, divided).expect("set");
+    let ceiling = "reads=10000 writes=10000 bytes=409600000";
+    set_schedule(&scene, schedule(ceiling, SchedulePolicy::Deficit)).expect("set");
     let mut client = scene.attach("disk");
     let mut expected: Vec<u8> = (0..2 * MIB).map(|at| (at * 7 + at / 4096) as u8).collect();
     assert_eq!(client.write(0, &expected), 0);
