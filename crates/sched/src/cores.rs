@@ -3,6 +3,7 @@
 //! Each core writes a line about itself and reads those of all; all compute the same from the same
 //! lines. Nobody is asked, and nothing is shared on the way of a request.
 
+use crate::promise::WHOLE_NS;
 use crate::scheduler::Budget;
 
 /// How often a core writes its line and divides anew, in nanoseconds.
@@ -24,71 +25,81 @@ pub struct Line {
     pub used_ns: u64,
     /// Something had to wait there for the window or the rate: it would use more.
     pub was_held: bool,
+    /// What it had in flight and waiting, at the most of the last period, or lately of a busier one; in nanoseconds of device time.
+    pub wanted_ns: u64,
 }
 
 impl Line {
     /// What it can be expected to use in the next period.
-    fn need_ns(&self) -> u64 {
-        if self.was_held {
-            return u64::MAX;
+    fn rate_ns(&self) -> u64 {
+        match self.was_held {
+            true => u64::MAX,
+            false => with_headroom(self.used_ns),
         }
-        let need = u128::from(self.used_ns) * HEADROOM_PERCENT / 100;
-        u64::try_from(need).unwrap_or(u64::MAX)
     }
+
+    /// What of the window it can be expected to have use for.
+    fn window_ns(&self) -> u64 {
+        with_headroom(self.wanted_ns)
+    }
+}
+
+fn with_headroom(ns: u64) -> u64 {
+    let ns = u128::from(ns) * HEADROOM_PERCENT / 100;
+    u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
 /// What each core may use of a device until the lines are read again.
 pub fn divide(whole: Budget, lines: &[Line]) -> Vec<Budget> {
-    let mut rates = Vec::new();
-    divide_rate(whole.rate_ns, lines, &mut rates);
-    let budgets = rates.iter().map(|&rate_ns| budget(whole, rate_ns));
-    budgets.collect()
+    let mut memory = Vec::new();
+    let cores = 0..lines.len();
+    cores
+        .filter_map(|core| part_of_core(whole, lines, core, &mut memory))
+        .collect()
 }
 
-/// The same of one core, if there is a line of it. `rates` is memory that is used again: whoever divides every few milliseconds takes none then.
+/// The same of one core, if there is a line of it. `memory` is used again: whoever divides every few milliseconds takes none then.
 pub fn part_of_core(
     whole: Budget,
     lines: &[Line],
     core: usize,
-    rates: &mut Vec<u64>,
+    memory: &mut Vec<u64>,
 ) -> Option<Budget> {
-    divide_rate(whole.rate_ns, lines, rates);
-    rates.get(core).map(|&rate_ns| budget(whole, rate_ns))
-}
-
-fn budget(whole: Budget, rate_ns: u64) -> Budget {
-    Budget {
+    divide_one(whole.rate_ns, lines, Line::rate_ns, memory);
+    let rate_ns = *memory.get(core)?;
+    // By what each has use for, not by the rates: a core that was held for a moment, as by a piece of what it copies, has use for a quarter of
+    // the rate, perhaps, but not of the window. Who has filled the window would have to wait each time until so much of it is empty.
+    divide_one(whole.window_ns, lines, Line::window_ns, memory);
+    Some(Budget {
         rate_ns,
-        window_ns: part(whole.window_ns, rate_ns, whole.rate_ns),
-    }
+        window_ns: *memory.get(core)?,
+        latency_ns: whole.latency_ns,
+    })
 }
 
-fn divide_rate(rate_ns: u64, lines: &[Line], rates: &mut Vec<u64>) {
-    let least = rate_ns / LEAST_PART;
+/// Divides the rate, or the window: each core gets what it needs, up to its part by what was promised, and what is left of those that need more.
+fn divide_one(whole_ns: u64, lines: &[Line], need_ns: fn(&Line) -> u64, parts_ns: &mut Vec<u64>) {
+    let least = whole_ns / LEAST_PART;
     let promised: u128 = lines.iter().map(|l| u128::from(l.promised_ns)).sum();
     // If more was promised than there is, all promises shrink by the same factor.
-    let own = |line: &Line| -> u64 {
-        match promised > u128::from(rate_ns) {
-            true => (u128::from(line.promised_ns) * u128::from(rate_ns) / promised) as u64,
-            false => line.promised_ns,
-        }
-    };
-    let begin_with = |line: &Line| own(line).min(line.need_ns()).max(least);
-    rates.clear();
-    rates.extend(lines.iter().map(begin_with));
+    let all = promised.max(u128::from(WHOLE_NS));
+    let own = |line: &Line| (u128::from(line.promised_ns) * u128::from(whole_ns) / all) as u64;
+    let begin_with = |line: &Line| own(line).min(need_ns(line)).max(least);
+    parts_ns.clear();
+    parts_ns.extend(lines.iter().map(begin_with));
     // Then those that need more than they were promised, until nothing is left or nobody does; one of them is
     // satisfied each time, or all is given out.
     for _ in lines {
-        let left = left_of(rate_ns, rates);
-        let wants = |(line, rate): (&Line, u64)| line.need_ns() > rate;
-        let parts = parts_of(lines, |at| wants((&lines[at], rates[at])));
+        let left = left_of(whole_ns, parts_ns);
+        let wants = |(line, ns): (&Line, u64)| need_ns(line) > ns;
+        let parts = parts_of(lines, |at| wants((&lines[at], parts_ns[at])));
         let mut is_changed = false;
-        for (line, rate) in lines.iter().zip(rates.iter_mut()) {
-            if wants((line, *rate)) {
+        for (line, ns) in lines.iter().zip(parts_ns.iter_mut()) {
+            if wants((line, *ns)) {
                 let more = part(left, weight(line), parts);
-                let new = rate.saturating_add(more).min(line.need_ns());
-                is_changed |= new != *rate;
-                *rate = new;
+                let new = ns.saturating_add(more).min(need_ns(line));
+                is_changed |= new != *ns;
+                *ns = new;
             }
         }
         if !is_changed {
@@ -96,17 +107,17 @@ fn divide_rate(rate_ns: u64, lines: &[Line], rates: &mut Vec<u64>) {
         }
     }
     // What nobody needs is everybody's to grow into.
-    let left = left_of(rate_ns, rates);
+    let left = left_of(whole_ns, parts_ns);
     let parts = parts_of(lines, |_| true);
-    for (line, rate) in lines.iter().zip(rates) {
-        *rate = rate.saturating_add(part(left, weight(line), parts));
+    for (line, ns) in lines.iter().zip(parts_ns) {
+        *ns = ns.saturating_add(part(left, weight(line), parts));
     }
 }
 
-fn left_of(rate_ns: u64, rates: &[u64]) -> u64 {
-    rates
+fn left_of(whole_ns: u64, parts_ns: &[u64]) -> u64 {
+    parts_ns
         .iter()
-        .fold(rate_ns, |left, &r| left.saturating_sub(r))
+        .fold(whole_ns, |left, &ns| left.saturating_sub(ns))
 }
 
 fn parts_of(lines: &[Line], counts: impl Fn(usize) -> bool) -> u64 {
@@ -130,28 +141,62 @@ mod tests {
 
     const RATE: u64 = 1_000_000_000;
 
+    /// Whose use of the window is that of the rate.
     fn line(promised_ns: u64, used_ns: u64, was_held: bool) -> Line {
         Line {
             promised_ns,
             used_ns,
             was_held,
+            wanted_ns: if was_held { u64::MAX } else { used_ns / 1000 },
         }
     }
 
     fn rates(lines: &[Line]) -> Vec<u64> {
-        let whole = Budget {
-            rate_ns: RATE,
-            window_ns: 1_000_000,
-        };
+        let whole = Budget::whole(RATE, RATE / 1000);
         let budgets = divide(whole, lines);
         let mut memory = vec![7; 3];
         for (core, budget) in budgets.iter().enumerate() {
-            assert_eq!(budget.window_ns, budget.rate_ns / 1000);
+            let like_rate = budget.rate_ns / 1000;
+            assert!(
+                budget.window_ns.abs_diff(like_rate) <= 10,
+                "{lines:?}: {budgets:?}"
+            );
+            assert_eq!(budget.latency_ns, RATE / 1000);
             let alone = part_of_core(whole, lines, core, &mut memory);
             assert_eq!(alone, Some(*budget));
         }
         assert_eq!(part_of_core(whole, lines, lines.len(), &mut memory), None);
         budgets.iter().map(|b| b.rate_ns).collect()
+    }
+
+    #[test]
+    fn a_core_takes_back_only_as_much_of_the_window_as_it_has_use_for() {
+        let whole = Budget::whole(RATE, 13_000_000);
+        let busy = Line {
+            wanted_ns: 15_000_000,
+            ..line(RATE / 4 * 3, RATE, true)
+        };
+        let piece = Line {
+            wanted_ns: 400_000,
+            ..line(RATE / 4, 0, true)
+        };
+        let budgets = divide(whole, &[busy, piece]);
+        assert_eq!(budgets[1].rate_ns, RATE / 4);
+        assert_eq!(budgets[1].window_ns, 420_000);
+        assert_eq!(budgets[0].window_ns, 13_000_000 - 420_000);
+        // As much as it was promised, if it has use for that.
+        let budgets = divide(
+            whole,
+            &[
+                busy,
+                Line {
+                    wanted_ns: 9_000_000,
+                    ..piece
+                },
+            ],
+        );
+        assert_eq!(budgets[1].window_ns, 13_000_000 / 4);
+        assert_eq!(budgets[0].window_ns, 13_000_000 / 4 * 3);
     }
 
     #[test]

@@ -39,14 +39,8 @@ impl Settings {
     pub(crate) fn whole(&self) -> Budget {
         match (self.ceiling, self.policy) {
             // Nothing is held back here, so nothing can be put in another order: for comparison.
-            (None, _) | (Some(_), Policy::FirstCome) => Budget {
-                rate_ns: u64::MAX / 4,
-                window_ns: u64::MAX / 4,
-            },
-            (Some(ceiling), _) => Budget {
-                rate_ns: WHOLE_NS,
-                window_ns: ceiling.window_ns.max(1),
-            },
+            (None, _) | (Some(_), Policy::FirstCome) => Budget::whole(u64::MAX / 4, u64::MAX / 4),
+            (Some(ceiling), _) => Budget::whole(WHOLE_NS, ceiling.window_ns.max(1)),
         }
     }
 }
@@ -58,6 +52,7 @@ struct LineCell {
     promised_ns: AtomicU64,
     used_ns: AtomicU64,
     was_held: AtomicBool,
+    wanted_ns: AtomicU64,
 }
 
 struct Divided {
@@ -148,6 +143,7 @@ impl Device {
             cell.promised_ns.store(line.promised_ns, Ordering::Relaxed);
             cell.used_ns.store(line.used_ns, Ordering::Relaxed);
             cell.was_held.store(line.was_held, Ordering::Relaxed);
+            cell.wanted_ns.store(line.wanted_ns, Ordering::Relaxed);
         }
     }
 
@@ -157,6 +153,7 @@ impl Device {
             promised_ns: cell.promised_ns.load(Ordering::Relaxed),
             used_ns: cell.used_ns.load(Ordering::Relaxed),
             was_held: cell.was_held.load(Ordering::Relaxed),
+            wanted_ns: cell.wanted_ns.load(Ordering::Relaxed),
         })
     }
 }

@@ -42,6 +42,27 @@ pub struct Budget {
     /// What it may have in flight, in nanoseconds of device time, by [`Ask::held_ns`]. One request may always be. (If requests were counted, large
     /// ones would queue in the device; if blocks were, large ones would leave it idle, since a block of theirs costs less.)
     pub window_ns: u64,
+    /// How long the device takes for what it has in flight when all cores together fill its window, in nanoseconds. By it parts of the window are
+    /// measured that don't depend on what other cores do just now.
+    pub latency_ns: u64,
+}
+
+impl Budget {
+    /// All of a device, for one core.
+    pub const fn whole(rate_ns: u64, window_ns: u64) -> Budget {
+        let rate = if rate_ns == 0 { 1 } else { rate_ns };
+        let latency_ns = window_ns as u128 * SECOND_NS as u128 / rate as u128;
+        let is_too_much = latency_ns > u64::MAX as u128;
+        Budget {
+            rate_ns,
+            window_ns,
+            latency_ns: if is_too_much {
+                u64::MAX
+            } else {
+                latency_ns as u64
+            },
+        }
+    }
 }
 
 /// A request whose turn has come.
@@ -108,11 +129,17 @@ pub struct Scheduler<R> {
     in_flight_ns: u64,
     in_flight: u64,
     waiting: u64,
+    /// What those that wait will keep of the window, in nanoseconds.
+    waiting_ns: u64,
     promised_ns: u64,
     used_ns: u64,
     used_before_ns: u64,
     /// What it used at its busiest, in nanoseconds of device time a second; forgotten by an eighth with each report.
     peak_ns: u64,
+    /// The most that was in flight since the last report, with what waited where the window or the rate held it, in nanoseconds; and the peak of that, forgotten in
+    /// the same way.
+    wanted_ns: u64,
+    peak_wanted_ns: u64,
     /// Something had to wait since the last report.
     was_held: bool,
     /// Requests waited for the rate alone when it was asked last, until then.
@@ -134,10 +161,13 @@ impl<R> Scheduler<R> {
             in_flight_ns: 0,
             in_flight: 0,
             waiting: 0,
+            waiting_ns: 0,
             promised_ns: 0,
             used_ns: 0,
             used_before_ns: 0,
             peak_ns: 0,
+            wanted_ns: 0,
+            peak_wanted_ns: 0,
             was_held: false,
             held_until_ns: None,
         }
@@ -169,6 +199,8 @@ impl<R> Scheduler<R> {
         };
         self.promised_ns = self.promised_ns.saturating_sub(volume.promise.0);
         self.waiting -= volume.queue.len() as u64;
+        let held_ns: u64 = volume.queue.iter().map(|w| w.ask.held_ns).sum();
+        self.waiting_ns = self.waiting_ns.saturating_sub(held_ns);
         self.free.push(key.index);
         volume.queue.into_iter().map(|w| w.request).collect()
     }
@@ -256,7 +288,23 @@ impl<R> Scheduler<R> {
 
     /// How much of the window a request should keep at most, in nanoseconds: larger ones are to be cut.
     pub fn largest_ns(&self) -> u64 {
-        (self.budget.window_ns / LARGEST_PART).max(1)
+        (part_of_window(self.budget.latency_ns, self.budget.rate_ns) / LARGEST_PART).max(1)
+    }
+
+    /// What waits is held by the window or the rate.
+    fn hold(&mut self) {
+        self.was_held = true;
+        let wanted_ns = self.in_flight_ns.saturating_add(self.waiting_ns);
+        self.wanted_ns = self.wanted_ns.max(wanted_ns);
+    }
+
+    /// A request has begun.
+    fn start(&mut self, ask: &Ask) {
+        self.in_flight += 1;
+        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
+        self.wanted_ns = self.wanted_ns.max(self.in_flight_ns);
+        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
+        self.rate.take(ask.price_ns);
     }
 
     /// Another part of the device, from now on.
@@ -291,6 +339,7 @@ impl<R> Scheduler<R> {
         });
         let is_new = volume.place == Place::Idle;
         self.waiting += 1;
+        self.waiting_ns = self.waiting_ns.saturating_add(ask.held_ns);
         let volume = self.volumes[key.index as usize].as_mut();
         match (&mut self.queues, volume) {
             (Queues::FirstCome(queue), Some(volume)) => queue.add(key, volume),
@@ -311,10 +360,7 @@ impl<R> Scheduler<R> {
         };
         volume.charge(ask);
         let is_ready = volume.place == Place::Ready;
-        self.in_flight += 1;
-        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
-        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
-        self.rate.take(ask.price_ns);
+        self.start(ask);
         if is_ready && matches!(self.queues, Queues::Rounds(_)) {
             // It may be in debt now.
             self.put(key.index);
@@ -340,7 +386,7 @@ impl<R> Scheduler<R> {
             return Decision::Wait;
         }
         if self.in_flight > 0 && self.in_flight_ns >= self.budget.window_ns {
-            self.was_held = true;
+            self.hold();
             return Decision::Wait;
         }
         // Whoever has used less than he was promised finds room when he comes, however much others want; nor does he wait for the
@@ -357,13 +403,13 @@ impl<R> Scheduler<R> {
             }
         }
         if !has_rate {
-            self.was_held = true;
+            self.hold();
             let at_ns = self.rate.ready_at_ns();
             self.held_until_ns = Some(at_ns);
             return wait_until(at_ns);
         }
         if is_nearly_full {
-            self.was_held = true;
+            self.hold();
             return Decision::Wait;
         }
         let by_limit = self.limited.peek().map(|&Reverse((at, ..))| at);
@@ -393,7 +439,7 @@ impl<R> Scheduler<R> {
     /// Begins the oldest request of a volume, unless a limit or its part of the window holds it.
     fn begin(&mut self, index: u32, now_ns: u64) -> Option<Start<R>> {
         let is_strict = matches!(&self.queues, Queues::Rounds(rounds) if rounds.is_strict());
-        let budget = self.budget;
+        let latency_ns = self.budget.latency_ns;
         let volume = self.volumes.get_mut(index as usize)?.as_mut()?;
         if let Some(until_ns) = volume.limited_until_ns(now_ns) {
             // With first come, first served this turn comes back, too.
@@ -404,12 +450,12 @@ impl<R> Scheduler<R> {
             self.limited.push(Reverse((until_ns, index, stamp)));
             return None;
         }
-        if is_strict && volume.in_flight_ns > 0 {
-            let part = part_of(budget.window_ns, volume.promise.0, budget.rate_ns);
-            if volume.in_flight_ns >= part {
-                volume.put(Place::WindowFull);
-                return None;
-            }
+        if is_strict
+            && volume.in_flight_ns > 0
+            && volume.in_flight_ns >= part_of_window(latency_ns, volume.promise.0)
+        {
+            volume.put(Place::WindowFull);
+            return None;
         }
         let waiting = volume.begin()?;
         let generation = volume.generation;
@@ -420,12 +466,10 @@ impl<R> Scheduler<R> {
             }
             Queues::FirstCome(_) => {}
         }
-        self.waiting -= 1;
-        self.in_flight += 1;
         let ask = waiting.ask;
-        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
-        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
-        self.rate.take(ask.price_ns);
+        self.waiting -= 1;
+        self.waiting_ns = self.waiting_ns.saturating_sub(ask.held_ns);
+        self.start(&ask);
         Some(Start {
             volume: VolumeKey { index, generation },
             request: waiting.request,
@@ -535,10 +579,15 @@ impl<R> Scheduler<R> {
         let rate = u128::from(used) * u128::from(SECOND_NS) / u128::from(passed_ns.max(1));
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         self.peak_ns = rate.max(self.peak_ns - self.peak_ns / 8);
+        self.peak_wanted_ns = self
+            .wanted_ns
+            .max(self.peak_wanted_ns - self.peak_wanted_ns / 8);
+        self.wanted_ns = self.in_flight_ns;
         Line {
             promised_ns: self.promised_ns,
             used_ns: self.peak_ns,
             was_held: std::mem::take(&mut self.was_held),
+            wanted_ns: self.peak_wanted_ns,
         }
     }
 }
@@ -550,8 +599,8 @@ fn wait_until<R>(at_ns: u64) -> Decision<R> {
     }
 }
 
-/// `whole * part / all`, for parts of what there is.
-fn part_of(whole: u64, part: u64, all: u64) -> u64 {
-    let share = u128::from(whole) * u128::from(part) / u128::from(all.max(1));
-    u64::try_from(share).unwrap_or(u64::MAX)
+/// What it takes of a window to have so much of the device, in nanoseconds a second.
+fn part_of_window(latency_ns: u64, rate_ns: u64) -> u64 {
+    let part = u128::from(latency_ns) * u128::from(rate_ns) / u128::from(SECOND_NS);
+    u64::try_from(part).unwrap_or(u64::MAX)
 }

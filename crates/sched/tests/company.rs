@@ -129,10 +129,7 @@ fn a_hundred_greedy_tenants_get_their_shares_beside_a_scrub_and_a_move() {
             .collect();
         tenants.extend(company(cores, 0, u64::MAX));
         let bench = Bench {
-            whole: Budget {
-                rate_ns: SECOND_NS,
-                window_ns: WINDOW_NS,
-            },
+            whole: Budget::whole(SECOND_NS, WINDOW_NS),
             policy: Policy::Deficit,
             cores,
             tenants,

@@ -14,10 +14,7 @@ pub(crate) const WIDER_NS: u64 = WINDOW_NS / 20 * 21;
 
 /// A device that may be asked for all it can do, with so much in flight.
 fn whole(window_ns: u64) -> Budget {
-    Budget {
-        rate_ns: SECOND_NS,
-        window_ns,
-    }
+    Budget::whole(SECOND_NS, window_ns)
 }
 
 pub(crate) fn tenants(cores: usize, mixes: [Mix; 3], burst: usize) -> Vec<Tenant> {
@@ -47,10 +44,7 @@ pub(crate) fn answers_within(
     cores: usize,
     tenants: Vec<Tenant>,
 ) -> Vec<Vec<Answer>> {
-    let unbounded = Budget {
-        rate_ns: 1000 * SECOND_NS,
-        window_ns: u64::MAX,
-    };
+    let unbounded = Budget::whole(1000 * SECOND_NS, u64::MAX);
     let bench = Bench {
         whole: match policy {
             Policy::FirstCome => unbounded,

@@ -87,10 +87,7 @@ struct World {
 
 impl World {
     fn new(policy: Policy) -> World {
-        let budget = Budget {
-            rate_ns: SECOND_NS,
-            window_ns: 4_000_000,
-        };
+        let budget = Budget::whole(SECOND_NS, 4_000_000);
         let mut scheduler = Scheduler::new(policy, budget, 8, 0);
         let keys = (0..5)
             .map(|n| scheduler.add(Promise(SECOND_NS / (n + 5)), &Limits::default(), 0))
@@ -147,7 +144,7 @@ impl World {
             }
             Step::Policy(policy) => self.scheduler.set_policy(policy, self.now_ns),
             Step::Budget { rate_ns, window_ns } => {
-                self.budget = Budget { rate_ns, window_ns };
+                self.budget = Budget::whole(rate_ns, window_ns);
                 self.scheduler.set_budget(self.budget, self.now_ns);
             }
         }
@@ -239,10 +236,7 @@ proptest! {
 /// long as both have credit.
 #[test]
 fn turns_alternate() {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 1_000_000_000,
-    };
+    let budget = Budget::whole(SECOND_NS, 1_000_000_000);
     let mut scheduler = Scheduler::new(Policy::Deficit, budget, 100, 0);
     let keys: Vec<VolumeKey> = (0..4)
         .map(|_| scheduler.add(Promise(SECOND_NS / 4), &Limits::default(), 0))
@@ -266,10 +260,7 @@ fn turns_alternate() {
 /// What was answered from memory is not held against a volume.
 #[test]
 fn what_cost_nothing_is_given_back() {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 1_000_000_000,
-    };
+    let budget = Budget::whole(SECOND_NS, 1_000_000_000);
     let mut scheduler = Scheduler::new(Policy::Strict, budget, 1000, 0);
     let key = scheduler.add(Promise(SECOND_NS / 100), &Limits::default(), 0);
     // A quota is 10 us here, one request.

@@ -7,10 +7,7 @@ use flagstone_sched::{
 const SECOND_NS: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 
-const WIDE: Budget = Budget {
-    rate_ns: SECOND_NS,
-    window_ns: u64::MAX,
-};
+const WIDE: Budget = Budget::whole(SECOND_NS, u64::MAX);
 
 const NO_LIMITS: Limits = Limits {
     reads: None,
@@ -68,10 +65,7 @@ fn scheduler(policy: Policy, budget: Budget) -> Scheduler<u64> {
 /// How many reads of 200 us are answered in a second to one who always has 64 waiting, on a device that takes 50 us for each, if the core comes
 /// to it so much later than it wanted to.
 fn answered_by_a_late_core(late_ns: u64) -> u64 {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 2 * MS,
-    };
+    let budget = Budget::whole(SECOND_NS, 2 * MS);
     let mut scheduler = scheduler(Policy::Deficit, budget);
     let key = scheduler.add(Promise(SECOND_NS), &NO_LIMITS, 0);
     let ask = read(200_000);
@@ -150,10 +144,7 @@ fn a_request_keeps_as_much_of_the_window_as_its_read_would_cost_or_half_of_its_w
         write: price(190_000, 10_000),
         flush_ns: 1,
     };
-    let budget = Budget {
-        rate_ns: u64::MAX / 4,
-        window_ns: 4 * MS,
-    };
+    let budget = Budget::whole(u64::MAX / 4, 4 * MS);
     let begun_of = |kind, bytes| {
         let mut scheduler = scheduler(Policy::Deficit, budget);
         let key = scheduler.add(Promise(SECOND_NS), &NO_LIMITS, 0);
@@ -181,10 +172,7 @@ fn a_request_keeps_as_much_of_the_window_as_its_read_would_cost_or_half_of_its_w
 
 #[test]
 fn with_strict_time_sharing_the_window_is_wholly_divided() {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 64_000,
-    };
+    let budget = Budget::whole(SECOND_NS, 64_000);
     let mut scheduler = scheduler(Policy::Strict, budget);
     let half = Promise(SECOND_NS / 2);
     let keys = [0, 1].map(|_| scheduler.add(half, &NO_LIMITS, 0));
@@ -284,7 +272,7 @@ fn a_changed_volume_has_one_turn_as_before() {
 
 #[test]
 fn the_rate_holds_and_changes_at_once() {
-    let budget = |rate_ns| Budget { rate_ns, ..WIDE };
+    let budget = |rate_ns| Budget::whole(rate_ns, u64::MAX);
     let mut scheduler = scheduler(Policy::Deficit, budget(SECOND_NS / 10));
     let key = scheduler.add(Promise(1), &NO_LIMITS, 0);
     submit(&mut scheduler, key, read(10_000), 100_000, 0);
@@ -346,10 +334,7 @@ fn who_is_behind_does_not_wait_for_the_rate_that_others_used_ahead() {
 
 #[test]
 fn a_line_says_what_is_promised_used_and_held() {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 400_000,
-    };
+    let budget = Budget::whole(SECOND_NS, 400_000);
     let mut scheduler = scheduler(Policy::Deficit, budget);
     let keys = [100, 20, 3].map(|ns| scheduler.add(Promise(ns), &NO_LIMITS, 0));
     assert_eq!(scheduler.report(2 * MS).promised_ns, 123);
@@ -444,13 +429,7 @@ fn a_limit_of_one_does_not_keep_another_asleep() {
         reads: Some(1),
         ..NO_LIMITS
     };
-    let mut scheduler = scheduler(
-        Policy::Strict,
-        Budget {
-            rate_ns: 10 * SECOND_NS,
-            ..WIDE
-        },
-    );
+    let mut scheduler = scheduler(Policy::Strict, Budget::whole(10 * SECOND_NS, u64::MAX));
     for limits in [slow, NO_LIMITS] {
         let key = scheduler.add(Promise(SECOND_NS / 2), &limits, 0);
         submit(&mut scheduler, key, read(100_000), 20, 0);
@@ -480,10 +459,7 @@ fn another_policy_keeps_the_order_in_which_requests_came() {
 /// First come, first served, also for those whom a limit held: they came before those who wait still.
 #[test]
 fn a_limit_costs_nobody_his_place() {
-    let budget = Budget {
-        rate_ns: SECOND_NS,
-        window_ns: 1,
-    };
+    let budget = Budget::whole(SECOND_NS, 1);
     let slow = Limits {
         reads: Some(1000),
         ..NO_LIMITS

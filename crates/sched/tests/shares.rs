@@ -6,10 +6,7 @@ use flagstone_sched::{Budget, Limits, Policy, Promise, Slo};
 use crate::bench::{Bench, READS, Random, SECOND_NS, Tenant, WINDOW_NS, prices, seen};
 
 fn whole() -> Budget {
-    Budget {
-        rate_ns: SECOND_NS,
-        window_ns: WINDOW_NS,
-    }
+    Budget::whole(SECOND_NS, WINDOW_NS)
 }
 
 fn bench(policy: Policy, cores: usize, tenants: Vec<Tenant>) -> Bench {

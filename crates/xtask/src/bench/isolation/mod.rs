@@ -61,6 +61,9 @@ pub(crate) struct IsolationArguments {
     /// Only these scenes, such as `figure13,hundred`.
     #[arg(long, value_delimiter = ',')]
     scenes: Vec<String>,
+    /// Only under these policies.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    policies: Vec<Policy>,
     /// Use this Flagstone binary instead of building one.
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -91,7 +94,9 @@ pub(super) fn run(root: &Path, arguments: &IsolationArguments) -> Result<()> {
 
     let mut runs = Vec::new();
     for scene in &scenes {
-        for &policy in scene.policies {
+        let chosen =
+            |policy: &&Policy| arguments.policies.is_empty() || arguments.policies.contains(policy);
+        for &policy in scene.policies.iter().filter(chosen) {
             let place = Place {
                 binary: &binary,
                 dir: &dir,

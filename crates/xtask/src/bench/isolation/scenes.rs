@@ -38,7 +38,7 @@ const LARGE_WRITES: Mix = Mix {
 };
 
 /// Who goes next, as the command line has it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(super) enum Policy {
     FirstCome,
     Strict,
