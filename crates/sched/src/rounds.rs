@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::volume::{Place, ROUND_NS, Volume};
 
-/// How many rounds of quota a volume may carry on unused, with deficit round robin.
+/// How many rounds of quota a volume may carry on unused at least, with deficit round robin.
 const CARRIED_ROUNDS: u64 = 4;
 
 /// What begins a round.
@@ -25,6 +25,8 @@ type Entry = (u32, u64);
 pub(crate) struct Rounds {
     drive: Drive,
     round: u64,
+    /// How many rounds of quota a volume may carry on unused.
+    carried: u64,
     /// Those who have used less than they were promised: before all others.
     behind: VecDeque<Entry>,
     ready: VecDeque<Entry>,
@@ -33,34 +35,36 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    fn new(drive: Drive) -> Rounds {
+    fn new(drive: Drive, carried: u64) -> Rounds {
         Rounds {
             drive,
             round: 0,
+            carried,
             behind: VecDeque::new(),
             ready: VecDeque::new(),
             in_debt: BinaryHeap::new(),
         }
     }
 
-    pub(crate) fn deficit() -> Rounds {
-        Rounds::new(Drive::Demand)
+    /// For a device that takes so long for what it has in flight.
+    pub(crate) fn deficit(latency_ns: u64) -> Rounds {
+        Rounds::new(Drive::Demand, carried_rounds(latency_ns))
     }
 
     pub(crate) fn strict() -> Rounds {
-        Rounds::new(Drive::Clock)
+        Rounds::new(Drive::Clock, 1)
+    }
+
+    /// The device takes so long now.
+    pub(crate) fn set_latency(&mut self, latency_ns: u64) {
+        if self.drive == Drive::Demand {
+            self.carried = carried_rounds(latency_ns);
+        }
     }
 
     /// Strict time sharing: nothing is lent, neither time nor window.
     pub(crate) fn is_strict(&self) -> bool {
         self.drive == Drive::Clock
-    }
-
-    fn carry(&self) -> u64 {
-        match self.drive {
-            Drive::Demand => CARRIED_ROUNDS,
-            Drive::Clock => 1,
-        }
     }
 
     /// A volume that this policy has not seen begins with the quota of one round.
@@ -82,7 +86,7 @@ impl Rounds {
             volume.put(Place::Idle);
             return;
         }
-        volume.bring_up_to(self.round, self.carry());
+        volume.bring_up_to(self.round, self.carried);
         if volume.credit_ns > 0 {
             let stamp = volume.put(Place::Ready);
             match volume.is_behind() {
@@ -160,6 +164,12 @@ impl Rounds {
                 .map(|round| round.saturating_mul(ROUND_NS)),
         }
     }
+}
+
+/// What a volume may not use meanwhile of what is due to it, since all that it wants was in flight: if its requests ended together, it asks for all
+/// of them again at once.
+fn carried_rounds(latency_ns: u64) -> u64 {
+    latency_ns.div_ceil(ROUND_NS).max(CARRIED_ROUNDS)
 }
 
 fn is_current<R>(volumes: &[Option<Volume<R>>], (index, stamp): Entry) -> bool {

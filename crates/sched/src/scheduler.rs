@@ -105,9 +105,9 @@ enum Queues {
 }
 
 impl Queues {
-    fn of(policy: Policy) -> Queues {
+    fn of(policy: Policy, budget: Budget) -> Queues {
         match policy {
-            Policy::Deficit => Queues::Rounds(Rounds::deficit()),
+            Policy::Deficit => Queues::Rounds(Rounds::deficit(budget.latency_ns)),
             Policy::Strict => Queues::Rounds(Rounds::strict()),
             Policy::FirstCome => Queues::FirstCome(FirstCome::default()),
         }
@@ -154,7 +154,7 @@ impl<R> Scheduler<R> {
             free: Vec::new(),
             generations: 0,
             queue_max: queue_max.max(1),
-            queues: Queues::of(policy),
+            queues: Queues::of(policy, budget),
             limited: BinaryHeap::new(),
             budget,
             rate: Bucket::new(budget.rate_ns, BURST_NS, now_ns),
@@ -254,7 +254,7 @@ impl<R> Scheduler<R> {
 
     /// Another policy, from now on. Nothing that waits is lost.
     pub fn set_policy(&mut self, policy: Policy, now_ns: u64) {
-        self.queues = Queues::of(policy);
+        self.queues = Queues::of(policy, self.budget);
         self.limited.clear();
         let mut order = Vec::new();
         for (index, volume) in self.volumes.iter_mut().enumerate() {
@@ -313,6 +313,9 @@ impl<R> Scheduler<R> {
             self.fill(now_ns);
             self.rate
                 .set_rate(budget.rate_ns, BURST_NS, LATE_MAX_NS, now_ns);
+        }
+        if let Queues::Rounds(rounds) = &mut self.queues {
+            rounds.set_latency(budget.latency_ns);
         }
         self.budget = budget;
     }
