@@ -14,9 +14,12 @@ use crate::volume::{Ask, Limits, Place, Volume, VolumeKey, Waiting};
 /// For how long a core that did nothing may begin more than its rate.
 const BURST_NS: u64 = 500_000;
 
-/// How much of the time by which a core is late, while requests wait for its rate alone, it makes up for. The system runs other programs for some
-/// milliseconds now and then, and the device could have worked meanwhile. What is in flight is bounded by the window all the same.
+/// How much of the time by which a core is late, while requests wait for its rate alone, it makes up for at most, if it is late again and again. What is
+/// in flight is bounded by the window all the same.
 const LATE_MAX_NS: u64 = 20_000_000;
+
+/// For how long at least it is remembered that a core was late.
+const LATE_LATELY_NS: u64 = 100_000_000;
 
 /// A request should be cut into parts that take no more than this part of the window: a 32nd. Then nobody waits
 /// long for the end of somebody else's.
@@ -144,6 +147,40 @@ pub struct Scheduler<R> {
     was_held: bool,
     /// Requests waited for the rate alone when it was asked last, until then.
     held_until_ns: Option<u64>,
+    late: Late,
+}
+
+/// How late the core came lately, where it came more than a moment late.
+///
+/// What the device might have done meanwhile it can't do later. A core that is late now and then loses that: what it began at once to make up for it would
+/// only wait in the device, those who are behind with it among all others, for as long as it takes the device to work that off by what it can do more than its
+/// ceiling (a core away for 5 ms once cost neighbours 30 ms of their throughput). A core that is late again and again, as beside other programs,
+/// begins at once what is to last the device until it comes next.
+#[derive(Debug, Default)]
+struct Late {
+    /// In this stretch of [`LATE_LATELY_NS`], and in the one before.
+    now_ns: u64,
+    before_ns: u64,
+    /// Which stretch that is.
+    stretch: u64,
+}
+
+impl Late {
+    /// It came so late just now: how much of that is made up for.
+    fn made_up_ns(&mut self, late_ns: u64, at_ns: u64) -> u64 {
+        if late_ns <= BURST_NS {
+            return late_ns;
+        }
+        let stretch = at_ns / LATE_LATELY_NS;
+        let passed = stretch.saturating_sub(self.stretch);
+        if passed > 0 {
+            self.before_ns = if passed == 1 { self.now_ns } else { 0 };
+            (self.now_ns, self.stretch) = (0, stretch);
+        }
+        let lately_ns = self.before_ns.saturating_add(self.now_ns);
+        self.now_ns = self.now_ns.saturating_add(late_ns);
+        late_ns.min(lately_ns.max(BURST_NS)).min(LATE_MAX_NS)
+    }
 }
 
 impl<R> Scheduler<R> {
@@ -170,6 +207,7 @@ impl<R> Scheduler<R> {
             peak_wanted_ns: 0,
             was_held: false,
             held_until_ns: None,
+            late: Late::default(),
         }
     }
 
@@ -374,7 +412,8 @@ impl<R> Scheduler<R> {
     fn fill(&mut self, now_ns: u64) {
         let held_until_ns = self.held_until_ns.take();
         let late_ns = held_until_ns.map_or(0, |at_ns| now_ns.saturating_sub(at_ns));
-        self.rate.fill_late(now_ns, late_ns.min(LATE_MAX_NS));
+        let made_up_ns = self.late.made_up_ns(late_ns, now_ns);
+        self.rate.fill_late(now_ns, made_up_ns);
     }
 
     /// What to do now. To be asked again until it says to wait.

@@ -4,6 +4,7 @@ mod bench;
 mod calibrate;
 mod company;
 mod figure13;
+mod latency;
 mod properties;
 mod rules;
 mod shares;

@@ -96,12 +96,12 @@ fn answered_by_a_late_core(late_ns: u64) -> u64 {
 }
 
 /// On a machine with other work a core runs some milliseconds after it wanted to. The device could have worked meanwhile, so that is made up for:
-/// without it, a core that came 1 ms late gave 2,730 reads of 5,000. (Those that end behind the second aren't counted.)
+/// without it, a core that came 1 ms late gave 2,730 reads of 5,000. (The first time is lost, since nobody knows that it isn't the only one, and those that end behind the second aren't counted.)
 #[test]
 fn a_core_that_comes_late_loses_nothing_of_the_rate() {
     for late_ns in [0, 100_000, MS, 2 * MS, 5 * MS, 19 * MS] {
         let answered = answered_by_a_late_core(late_ns);
-        assert!((4750..=5010).contains(&answered), "{answered} at {late_ns}");
+        assert!((4700..=5010).contains(&answered), "{answered} at {late_ns}");
     }
     // No more than that is made up for.
     let answered = answered_by_a_late_core(60 * MS);
