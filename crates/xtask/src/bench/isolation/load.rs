@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use socket2::SockRef;
 
+use super::ahead;
 use super::device::Device;
 use super::files;
 use crate::e2e::nbd::{Command, Connection, REPLY_MAGIC, request};
@@ -179,6 +180,7 @@ pub(super) fn drive(
             .enumerate()
             .map(|(number, tenant)| {
                 scope.spawn(move || {
+                    ahead::of_all_else();
                     let seed = 13 + number as u64;
                     match tenant.uses {
                         Uses::Volume | Uses::New => {

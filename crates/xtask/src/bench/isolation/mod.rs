@@ -4,6 +4,7 @@
 //! use volumes over NBD, or a filesystem over NFS, with a fixed number of requests in flight; one of them bursts in the middle third. What each got over
 //! time is drawn, and held against the goals. Nothing is repeated: each third has thousands of requests.
 
+mod ahead;
 mod background;
 mod beside;
 mod device;
@@ -86,7 +87,8 @@ pub(super) fn run(root: &Path, arguments: &IsolationArguments) -> Result<()> {
     let work = repo::target_dir(root).join("bench-isolation");
     let dir = arguments.dir.clone().unwrap_or_else(|| default_dir(&work));
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-    let setting = Setting::read(root, &dir, &[])?;
+    let mut setting = Setting::read(root, &dir, &[])?;
+    setting.facts.push(("clients".to_owned(), ahead::how()));
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),
         None => daemon::build(root)?,
