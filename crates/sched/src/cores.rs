@@ -25,13 +25,13 @@ pub struct Line {
     pub used_ns: u64,
     /// Something had to wait there for the window or the rate: it would use more.
     pub was_held: bool,
-    /// What it had in flight and waiting, at the most of the last period, or lately of a busier one; in nanoseconds of device time.
+    /// The most that it had in flight in the last period, or lately in a busier one, with all that waited where anything was held; in nanoseconds of device time.
     pub wanted_ns: u64,
 }
 
 impl Line {
     /// What it can be expected to use in the next period.
-    fn rate_ns(&self) -> u64 {
+    fn needed_rate_ns(&self) -> u64 {
         match self.was_held {
             true => u64::MAX,
             false => with_headroom(self.used_ns),
@@ -39,7 +39,7 @@ impl Line {
     }
 
     /// What of the window it can be expected to have use for.
-    fn window_ns(&self) -> u64 {
+    fn needed_window_ns(&self) -> u64 {
         with_headroom(self.wanted_ns)
     }
 }
@@ -49,7 +49,7 @@ fn with_headroom(ns: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// What each core may use of a device until the lines are read again.
+/// What each core may use of a device until the lines are read again. Promises are parts of [`WHOLE_NS`], whatever the rate is.
 pub fn divide(whole: Budget, lines: &[Line]) -> Vec<Budget> {
     let mut memory = Vec::new();
     let cores = 0..lines.len();
@@ -65,11 +65,11 @@ pub fn part_of_core(
     core: usize,
     memory: &mut Vec<u64>,
 ) -> Option<Budget> {
-    divide_one(whole.rate_ns, lines, Line::rate_ns, memory);
+    divide_one(whole.rate_ns, lines, Line::needed_rate_ns, memory);
     let rate_ns = *memory.get(core)?;
     // By what each has use for, not by the rates: a core that was held for a moment, as by a piece of what it copies, has use for a quarter of
     // the rate, perhaps, but not of the window. Who has filled the window would have to wait each time until so much of it is empty.
-    divide_one(whole.window_ns, lines, Line::window_ns, memory);
+    divide_one(whole.window_ns, lines, Line::needed_window_ns, memory);
     Some(Budget {
         rate_ns,
         window_ns: *memory.get(core)?,

@@ -7,6 +7,8 @@ use crate::volume::{Place, ROUND_NS, Volume};
 
 /// How many rounds of quota a volume may carry on unused at least, with deficit round robin.
 const CARRIED_ROUNDS: u64 = 4;
+/// The same at most, however much latency the device has: for so many milliseconds of the device's time others may have to wait for one who comes back.
+const CARRIED_ROUNDS_MAX: u64 = 32;
 
 /// What begins a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,7 +171,9 @@ impl Rounds {
 /// What a volume may not use meanwhile of what is due to it, since all that it wants was in flight: if its requests ended together, it asks for all
 /// of them again at once.
 fn carried_rounds(latency_ns: u64) -> u64 {
-    latency_ns.div_ceil(ROUND_NS).max(CARRIED_ROUNDS)
+    latency_ns
+        .div_ceil(ROUND_NS)
+        .clamp(CARRIED_ROUNDS, CARRIED_ROUNDS_MAX)
 }
 
 fn is_current<R>(volumes: &[Option<Volume<R>>], (index, stamp): Entry) -> bool {

@@ -45,8 +45,8 @@ pub struct Budget {
     /// What it may have in flight, in nanoseconds of device time, by [`Ask::held_ns`]. One request may always be. (If requests were counted, large
     /// ones would queue in the device; if blocks were, large ones would leave it idle, since a block of theirs costs less.)
     pub window_ns: u64,
-    /// How long the device takes for what it has in flight when all cores together fill its window, in nanoseconds. By it parts of the window are
-    /// measured that don't depend on what other cores do just now.
+    /// How long the device takes for what it has in flight when all cores together fill its window, in nanoseconds. By it and a rate parts of the
+    /// window are measured that don't depend on what others have in flight just now.
     pub latency_ns: u64,
 }
 
@@ -139,8 +139,8 @@ pub struct Scheduler<R> {
     used_before_ns: u64,
     /// What it used at its busiest, in nanoseconds of device time a second; forgotten by an eighth with each report.
     peak_ns: u64,
-    /// The most that was in flight since the last report, with what waited where the window or the rate held it, in nanoseconds; and the peak of that, forgotten in
-    /// the same way.
+    /// The most that was in flight since the last report, with all that waited then if the window or the rate held anything, in nanoseconds; and the peak of
+    /// that, forgotten in the same way.
     wanted_ns: u64,
     peak_wanted_ns: u64,
     /// Something had to wait since the last report.
@@ -158,9 +158,9 @@ pub struct Scheduler<R> {
 /// begins at once what is to last the device until it comes next.
 #[derive(Debug, Default)]
 struct Late {
-    /// In this stretch of [`LATE_LATELY_NS`], and in the one before.
-    now_ns: u64,
-    before_ns: u64,
+    /// By how much at most in this stretch of [`LATE_LATELY_NS`], and in the one before.
+    most_ns: u64,
+    most_before_ns: u64,
     /// Which stretch that is.
     stretch: u64,
 }
@@ -174,12 +174,13 @@ impl Late {
         let stretch = at_ns / LATE_LATELY_NS;
         let passed = stretch.saturating_sub(self.stretch);
         if passed > 0 {
-            self.before_ns = if passed == 1 { self.now_ns } else { 0 };
-            (self.now_ns, self.stretch) = (0, stretch);
+            self.most_before_ns = if passed == 1 { self.most_ns } else { 0 };
+            (self.most_ns, self.stretch) = (0, stretch);
         }
-        let lately_ns = self.before_ns.saturating_add(self.now_ns);
-        self.now_ns = self.now_ns.saturating_add(late_ns);
-        late_ns.min(lately_ns.max(BURST_NS)).min(LATE_MAX_NS)
+        let late_ns = late_ns.min(LATE_MAX_NS);
+        let lately_ns = self.most_before_ns.max(self.most_ns);
+        self.most_ns = self.most_ns.max(late_ns);
+        late_ns.min(lately_ns.max(BURST_NS))
     }
 }
 
@@ -237,8 +238,9 @@ impl<R> Scheduler<R> {
         };
         self.promised_ns = self.promised_ns.saturating_sub(volume.promise.0);
         self.waiting -= volume.queue.len() as u64;
-        let held_ns: u64 = volume.queue.iter().map(|w| w.ask.held_ns).sum();
-        self.waiting_ns = self.waiting_ns.saturating_sub(held_ns);
+        for waiting in &volume.queue {
+            self.waiting_ns = self.waiting_ns.saturating_sub(waiting.ask.held_ns);
+        }
         self.free.push(key.index);
         volume.queue.into_iter().map(|w| w.request).collect()
     }
@@ -614,6 +616,11 @@ impl<R> Scheduler<R> {
         (volume.generation == key.generation).then_some(volume.limited_ns)
     }
 
+    /// This core does nothing any more: what it used before says nothing of what it will use.
+    pub fn rest(&mut self) {
+        (self.peak_ns, self.peak_wanted_ns, self.was_held) = (0, 0, false);
+    }
+
     /// What this core has to say to the others ([`crate::cores`]), about the `passed_ns` since it said so last.
     pub fn report(&mut self, passed_ns: u64) -> Line {
         let used = self.used_ns.saturating_sub(self.used_before_ns);
@@ -621,9 +628,9 @@ impl<R> Scheduler<R> {
         let rate = u128::from(used) * u128::from(SECOND_NS) / u128::from(passed_ns.max(1));
         let rate = u64::try_from(rate).unwrap_or(u64::MAX);
         self.peak_ns = rate.max(self.peak_ns - self.peak_ns / 8);
-        self.peak_wanted_ns = self
-            .wanted_ns
-            .max(self.peak_wanted_ns - self.peak_wanted_ns / 8);
+        // No more than there is: else a long queue would be remembered for longer than a short one.
+        let wanted_ns = self.wanted_ns.min(self.budget.latency_ns);
+        self.peak_wanted_ns = wanted_ns.max(self.peak_wanted_ns - self.peak_wanted_ns / 8);
         self.wanted_ns = self.in_flight_ns;
         Line {
             promised_ns: self.promised_ns,

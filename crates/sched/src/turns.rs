@@ -514,6 +514,7 @@ impl<P: Platform> Inner<P> {
             self.tick(&mut state);
             if is_idle && !std::mem::take(&mut state.was_busy) {
                 (state.is_ticking, state.wakes_at) = (false, None);
+                state.scheduler.rest();
                 // What it was promised others may use meanwhile.
                 let promised_ns = state.scheduler.promised_ns();
                 let line = Line {

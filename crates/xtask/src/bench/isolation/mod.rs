@@ -78,6 +78,11 @@ pub(crate) struct IsolationArguments {
 
 pub(super) fn run(root: &Path, arguments: &IsolationArguments) -> Result<()> {
     let scenes = choose(&arguments.scenes)?;
+    let is_any = |scene: &Scene| chosen(scene, &arguments.policies).next().is_some();
+    ensure!(
+        scenes.iter().any(is_any),
+        "none of these scenes is run under these policies; without --policies each is under all that say something of it"
+    );
     let default_seconds = if arguments.quick { SECONDS_MIN } else { 6.0 };
     let seconds = arguments.seconds.unwrap_or(default_seconds);
     ensure!(
@@ -136,6 +141,11 @@ fn choose(names: &[String]) -> Result<Vec<Scene>> {
     }
     let chosen = |scene: &Scene| names.is_empty() || names.iter().any(|name| name == scene.name);
     Ok(all.into_iter().filter(chosen).collect())
+}
+
+fn chosen(scene: &Scene, policies: &[Policy]) -> impl Iterator<Item = Policy> {
+    let all = scene.policies.iter().copied();
+    all.filter(move |policy| policies.is_empty() || policies.contains(policy))
 }
 
 fn default_dir(work: &Path) -> PathBuf {
@@ -391,6 +401,18 @@ mod tests {
         let most = [0.4, 0.5, 0.2, 0.3, 0.6, 0.0];
         assert_eq!(calmest_of(&most), (0.2, 5), "no more often");
         assert_eq!(calmest_of(&[0.2, 0.4, 0.3, 0.3, 0.3]), (0.2, 5));
+    }
+
+    #[test]
+    fn policies_are_chosen_of_those_that_a_scene_has() {
+        let of = |name: &str, policies: &[Policy]| -> Vec<Policy> {
+            let scenes = choose(&[name.to_owned()]).expect("there is such a scene");
+            chosen(&scenes[0], policies).collect()
+        };
+        use Policy::{Deficit, FirstCome, Strict};
+        assert_eq!(of("figure13", &[]), [FirstCome, Strict, Deficit]);
+        assert_eq!(of("figure13", &[Strict]), [Strict]);
+        assert_eq!(of("moved-core", &[Strict]), []);
     }
 
     #[test]
