@@ -21,6 +21,26 @@ impl FirstCome {
         }
     }
 
+    /// A request is not wanted any more, before which so many of its volume wait: its turn goes, too.
+    pub(crate) fn withdraw<R>(&mut self, key: VolumeKey, volume: &mut Volume<R>, before: usize) {
+        // Turns that were missed came before those that stand here.
+        let missed = usize::try_from(volume.missed_turns).unwrap_or(usize::MAX);
+        let Some(before) = before.checked_sub(missed) else {
+            volume.missed_turns -= 1;
+            return;
+        };
+        let mut own = self.turns.iter().enumerate().filter(|(_, of)| **of == key);
+        if let Some((at, _)) = own.nth(before) {
+            self.turns.remove(at);
+        }
+    }
+
+    /// How many turns there are.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> usize {
+        self.turns.len()
+    }
+
     /// The volume whose turn it is.
     pub(crate) fn pick<R>(&mut self, volumes: &mut [Option<Volume<R>>]) -> Option<u32> {
         while let Some(key) = self.turns.pop_front() {

@@ -157,6 +157,25 @@ impl Rounds {
         None
     }
 
+    /// Forgets void places where there are more than `most` in a line.
+    pub(crate) fn tidy<R>(&mut self, volumes: &[Option<Volume<R>>], most: usize) {
+        for line in [&mut self.behind, &mut self.ready] {
+            if line.len() > most {
+                line.retain(|&entry| is_current(volumes, entry));
+            }
+        }
+        if self.in_debt.len() > most {
+            self.in_debt
+                .retain(|&Reverse((_, entry))| is_current(volumes, entry));
+        }
+    }
+
+    /// How many places there are, void ones with them.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> usize {
+        self.behind.len() + self.ready.len() + self.in_debt.len()
+    }
+
     /// When somebody may go on whom only the clock holds.
     pub(crate) fn wakes_at_ns<R>(&mut self, volumes: &[Option<Volume<R>>]) -> Option<u64> {
         match self.drive {
@@ -176,7 +195,8 @@ fn carried_rounds(latency_ns: u64) -> u64 {
         .clamp(CARRIED_ROUNDS, CARRIED_ROUNDS_MAX)
 }
 
-fn is_current<R>(volumes: &[Option<Volume<R>>], (index, stamp): Entry) -> bool {
+/// Whether a volume still has the place that it had when it got this stamp.
+pub(crate) fn is_current<R>(volumes: &[Option<Volume<R>>], (index, stamp): Entry) -> bool {
     volumes
         .get(index as usize)
         .and_then(Option::as_ref)

@@ -8,7 +8,7 @@ use crate::bucket::Bucket;
 use crate::cores::Line;
 use crate::first_come::FirstCome;
 use crate::promise::{KEPT_PART, Promise};
-use crate::rounds::Rounds;
+use crate::rounds::{Rounds, is_current};
 use crate::volume::{Ask, Limits, Place, Volume, VolumeKey, Waiting};
 
 /// For how long a core that did nothing may begin more than its rate.
@@ -20,6 +20,9 @@ const LATE_MAX_NS: u64 = 20_000_000;
 
 /// For how long at least it is remembered that a core was late.
 const LATE_LATELY_NS: u64 = 100_000_000;
+
+/// So many void places cost less than looking for them.
+const VOID_PLACES: usize = 64;
 
 /// A request should be cut into parts that take no more than this part of the window: a 32nd. Then nobody waits
 /// long for the end of somebody else's.
@@ -395,6 +398,53 @@ impl<R> Scheduler<R> {
         Ok(())
     }
 
+    /// Takes a request out that waits and is not wanted any more; the oldest of those that are equal. False if it doesn't wait. It costs a look at each
+    /// request of the volume that came before.
+    ///
+    /// Nothing is left of it: who asks and gives up again and again takes no memory, and wants no part of the window.
+    pub fn withdraw(&mut self, key: VolumeKey, request: &R) -> bool
+    where
+        R: PartialEq,
+    {
+        let Some(volume) = self.volume(key) else {
+            return false;
+        };
+        let mut queue = volume.queue.iter();
+        let Some(at) = queue.position(|waiting| waiting.request == *request) else {
+            return false;
+        };
+        let Some(withdrawn) = volume.queue.remove(at) else {
+            return false;
+        };
+        // Its limit may let go on what comes behind it.
+        let is_elsewhere = volume.queue.is_empty() || at == 0 && volume.place == Place::Limited;
+        let volume = self.volumes[key.index as usize].as_mut();
+        if let (Queues::FirstCome(queue), Some(volume)) = (&mut self.queues, volume) {
+            queue.withdraw(key, volume, at);
+        }
+        self.waiting -= 1;
+        self.waiting_ns = self.waiting_ns.saturating_sub(withdrawn.ask.held_ns);
+        if is_elsewhere {
+            self.put(key.index);
+            self.tidy();
+        }
+        true
+    }
+
+    /// Forgets void places, once they are more than there can be others: who asks and gives up leaves one each time, and it may be long until its time
+    /// comes.
+    fn tidy(&mut self) {
+        let most = 2 * self.volumes.len() + VOID_PLACES;
+        if self.limited.len() > most {
+            let volumes = &self.volumes;
+            self.limited
+                .retain(|&Reverse((_, index, stamp))| is_current(volumes, (index, stamp)));
+        }
+        if let Queues::Rounds(rounds) = &mut self.queues {
+            rounds.tidy(&self.volumes, most);
+        }
+    }
+
     /// A request begins whatever waits and whatever is in flight. It is charged, also into debt, and is to be completed like any
     /// other.
     pub fn begin_now(&mut self, key: VolumeKey, ask: &Ask) {
@@ -652,4 +702,49 @@ fn wait_until<R>(at_ns: u64) -> Decision<R> {
 fn part_of_window(latency_ns: u64, rate_ns: u64) -> u64 {
     let part = u128::from(latency_ns) * u128::from(rate_ns) / u128::from(SECOND_NS);
     u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::price::Kind;
+
+    /// Whoever asks for something and gives up before its time comes takes no memory with it, however often: a client without patience may do
+    /// so for as long as its limit or its debt holds it.
+    #[test]
+    fn who_asks_and_gives_up_without_end_leaves_no_places_behind() {
+        for policy in [Policy::Deficit, Policy::Strict, Policy::FirstCome] {
+            let budget = Budget::whole(SECOND_NS, SECOND_NS);
+            let mut scheduler = Scheduler::new(policy, budget, 8, 0);
+            let limits = Limits {
+                reads: Some(1),
+                ..Limits::default()
+            };
+            let limited = scheduler.add(Promise(SECOND_NS / 4), &limits, 0);
+            let in_debt = scheduler.add(Promise(SECOND_NS / 4), &Limits::default(), 0);
+            let ask = Ask {
+                kind: Kind::Read,
+                operations: 1,
+                bytes: 4096,
+                held_ns: 1000,
+                price_ns: SECOND_NS / 2,
+            };
+            for request in 0..10_000 {
+                for key in [limited, in_debt] {
+                    scheduler.submit(key, ask, request, 0).expect("has room");
+                    while let Decision::Start(start) = scheduler.next(0) {
+                        scheduler.complete(start.volume, &start.ask, start.ask.price_ns);
+                    }
+                    scheduler.withdraw(key, &request);
+                }
+            }
+            let places = match &scheduler.queues {
+                Queues::Rounds(rounds) => rounds.places(),
+                Queues::FirstCome(queue) => queue.places(),
+            };
+            assert!(scheduler.limited.len() <= 2 * VOID_PLACES, "{policy:?}");
+            assert!(places <= 4 * VOID_PLACES, "{policy:?}: {places}");
+            assert_eq!(scheduler.waiting(), 0);
+        }
+    }
 }

@@ -77,8 +77,6 @@ struct Waiter {
     waker: Option<Waker>,
     /// What it may begin now, and how long it waited.
     granted: Option<(Ask, u64)>,
-    /// Nobody waits any more: what is granted is given back.
-    is_abandoned: bool,
 }
 
 struct Seat {
@@ -328,7 +326,6 @@ impl State {
             tenant,
             waker: None,
             granted: None,
-            is_abandoned: false,
         };
         match self.free_waiters.pop() {
             Some(at) => {
@@ -342,15 +339,12 @@ impl State {
         }
     }
 
-    /// The turn of a waiter has come. He takes it after those of his tenant whose turns came before. Returns what is
-    /// given back because nobody waits any more.
-    fn grant(&mut self, at: u32, ask: Ask, waited_ns: u64) -> Option<(VolumeKey, Ask)> {
+    /// The turn of a waiter has come. He takes it after those of his tenant whose turns came before.
+    fn grant(&mut self, at: u32, ask: Ask, waited_ns: u64) {
         let waiter = &mut self.waiters[at as usize];
-        let seat = self.seats[waiter.tenant as usize].as_mut()?;
-        if waiter.is_abandoned {
-            self.free_waiters.push(at);
-            return Some((seat.key, ask));
-        }
+        let Some(seat) = self.seats[waiter.tenant as usize].as_mut() else {
+            return;
+        };
         waiter.granted = Some((ask, waited_ns));
         seat.granted.push_back(at);
         if seat.granted.len() == 1
@@ -358,7 +352,6 @@ impl State {
         {
             waker.wake();
         }
-        None
     }
 
     /// Takes the turn of a waiter, if it has come and is the first of its tenant.
@@ -395,10 +388,7 @@ impl<P: Platform> Inner<P> {
         loop {
             match state.scheduler.next(now.0) {
                 Decision::Start(start) => {
-                    let given_back = state.grant(start.request, start.ask, start.waited_ns);
-                    if let Some((key, ask)) = given_back {
-                        state.scheduler.give_back(key, &ask);
-                    }
+                    state.grant(start.request, start.ask, start.waited_ns);
                 }
                 Decision::WaitUntil(at_ns) => {
                     let at = Time(at_ns.max(now.0.saturating_add(TIMER_LEAST_NS)));
@@ -625,10 +615,8 @@ impl<P: Platform> Drop for SeatHandle<P> {
         if let Some(mut seat) = state.seats[self.at as usize].take() {
             let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
             seat.counted.used(used_ns);
-            // Given up before their turn came: those who wait have a handle, so there are no others.
-            for waiter in state.scheduler.remove(seat.key) {
-                state.free_waiters.push(waiter);
-            }
+            let left = state.scheduler.remove(seat.key);
+            debug_assert!(left.is_empty(), "those who wait have a handle");
             state.free_seats.push(self.at);
             match seat.counts {
                 true => self.inner.device.remove(seat.slo),
@@ -887,21 +875,23 @@ impl<P: Platform> Drop for Waiting<'_, P> {
         }
         let inner = &self.seat.inner;
         let mut state = inner.state.borrow_mut();
-        let waiter = &mut state.waiters[self.at as usize];
-        match waiter.granted.take() {
+        let granted = state.waiters[self.at as usize].granted.take();
+        let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
+        match granted {
             None => {
-                waiter.is_abandoned = true;
-                waiter.waker = None;
+                let was_there = key.is_some_and(|key| state.scheduler.withdraw(key, &self.at));
+                debug_assert!(was_there, "it waits until its turn has come");
+                state.waiters[self.at as usize].waker = None;
+                state.free_waiters.push(self.at);
             }
             Some((ask, _)) => {
                 state.leave(self.at);
-                let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
                 if let Some(key) = key {
                     state.scheduler.give_back(key, &ask);
                 }
-                inner.pump(&mut state);
             }
         }
+        inner.pump(&mut state);
     }
 }
 

@@ -32,6 +32,11 @@ enum Step {
     Replace {
         volume: usize,
     },
+    /// One that waits, counted from the oldest of its volume, is not wanted any more.
+    Withdraw {
+        volume: usize,
+        nth: usize,
+    },
     Policy(Policy),
     Budget {
         rate_ns: u64,
@@ -56,7 +61,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..20usize, 0..150u64).prop_map(|(nth, percent)| Step::Complete { nth, percent }),
         1 => (volume.clone(), 1..SECOND_NS).prop_map(|(volume, promise)| Step::Change { volume, promise }),
         1 => (volume.clone(), 1..10_000u64).prop_map(|(volume, reads)| Step::Limit { volume, reads }),
-        1 => volume.prop_map(|volume| Step::Replace { volume }),
+        1 => volume.clone().prop_map(|volume| Step::Replace { volume }),
+        4 => (volume, 0..8usize).prop_map(|(volume, nth)| Step::Withdraw { volume, nth }),
         1 => policy().prop_map(Step::Policy),
         1 => (1..2 * SECOND_NS, 0..20u64)
             .prop_map(|(rate_ns, halves)| Step::Budget { rate_ns, window_ns: halves * 500_000 }),
@@ -141,6 +147,16 @@ impl World {
                 self.keys[volume] =
                     self.scheduler
                         .add(Promise(1 << 20), &Limits::default(), self.now_ns);
+            }
+            Step::Withdraw { volume, nth } => {
+                let key = self.keys[volume];
+                let queue = self.waiting.entry(key).or_default();
+                let Some(number) = queue.remove(nth) else {
+                    return;
+                };
+                assert!(self.scheduler.withdraw(key, &number), "it waits");
+                assert!(!self.scheduler.withdraw(key, &number), "not any more");
+                assert_eq!(self.scheduler.waiting_of(key), queue.len());
             }
             Step::Policy(policy) => self.scheduler.set_policy(policy, self.now_ns),
             Step::Budget { rate_ns, window_ns } => {

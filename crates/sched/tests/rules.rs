@@ -603,3 +603,47 @@ fn a_limit_costs_nobody_his_place() {
     }
     assert_eq!(order, [false, false, false, true, true, false, false]);
 }
+
+/// What is withdrawn is as if it had never been asked for, under each policy: its volume's other requests keep their places, and what is wanted of the window
+/// doesn't count it.
+#[test]
+fn what_is_withdrawn_leaves_nothing_behind() {
+    for policy in [Policy::Deficit, Policy::Strict, Policy::FirstCome] {
+        let mut scheduler = Scheduler::new(policy, Budget::whole(SECOND_NS, 10 * MS), 100, 0);
+        let limits = Limits {
+            reads: Some(1),
+            ..NO_LIMITS
+        };
+        let limited = scheduler.add(Promise(SECOND_NS / 2), &limits, 0);
+        let other = scheduler.add(Promise(SECOND_NS / 2), &NO_LIMITS, 0);
+        submit(&mut scheduler, limited, read(1000), 4, 0);
+        let begun = begin(&mut scheduler, 0);
+        assert_eq!(begun.len(), 1, "{policy:?}: the limit holds all but one");
+        // The oldest, which the limit holds, and the last.
+        assert!(scheduler.withdraw(limited, &1) && scheduler.withdraw(limited, &3));
+        assert!(!scheduler.withdraw(other, &2), "it is another volume's");
+        assert_eq!(scheduler.waiting(), 1);
+        // No limit holds a write; it waits behind the read, and goes as soon as that is given up.
+        let write = ask(Kind::Write, 1000);
+        scheduler.submit(limited, write, 9, 0).expect("has room");
+        assert!(begin(&mut scheduler, 0).is_empty(), "{policy:?}");
+        assert!(scheduler.withdraw(limited, &2));
+        let begun: Vec<u64> = begin(&mut scheduler, 0).iter().map(|s| s.request).collect();
+        assert_eq!(begun, [9], "{policy:?}");
+        // Emptied while the limit holds it, it is served again when something is asked for.
+        submit(&mut scheduler, limited, read(1000), 1, 0);
+        assert!(begin(&mut scheduler, 0).is_empty(), "{policy:?}");
+        assert!(scheduler.withdraw(limited, &0));
+        assert_eq!(scheduler.waiting(), 0);
+        submit(&mut scheduler, other, read(1000), 1, 0);
+        assert_eq!(
+            begin(&mut scheduler, 0).len(),
+            1,
+            "{policy:?}: nobody waits for it"
+        );
+        submit(&mut scheduler, limited, write, 1, 5 * SECOND_NS);
+        let begun = begin(&mut scheduler, 5 * SECOND_NS);
+        assert_eq!(begun.len(), 1, "{policy:?}");
+        assert_eq!(begun[0].volume, limited);
+    }
+}

@@ -259,8 +259,12 @@ fn who_gives_up_uses_up_no_limit() {
         });
     }
     let clock = world.platform(0);
+    let asked = turns.clone();
     let waited_ns = world.block_on(0, async move {
         clock.sleep_ns(SECOND_NS + MS).await;
+        // Though the limit would have held them for twenty seconds: they take no memory, and nobody counts them among those who wait.
+        assert_eq!(asked.load(), (0, 0));
+        assert_eq!(tenant.waiting(), 0);
         let before = clock.now();
         drop(tenant.turn(Want::read(0, 4096)).await);
         clock.now().since(before)
