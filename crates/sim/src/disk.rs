@@ -555,7 +555,10 @@ impl DiskState {
 
     /// What was set aside for a range is not any more.
     pub(crate) fn forget_set_aside(&mut self, offset_bytes: u64, len_bytes: u64) {
-        for page_no in pages_of(offset_bytes, len_bytes) {
+        // Of what is there, not of the range: a discard may be of half a petabyte.
+        let pages = self.set_aside.range(pages_of(offset_bytes, len_bytes));
+        let gone: Vec<u64> = pages.copied().collect();
+        for page_no in gone {
             self.set_aside.remove(&page_no);
         }
     }
