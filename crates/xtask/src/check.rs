@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::forward::SimArguments;
 use crate::programs::Programs;
+use crate::room::{WANTED_GIB, Watch};
 use crate::say::Say;
 use crate::steps::{Counts, Steps, Work};
 use crate::{e2e, forward, fuzz, instructions, repo, steps, tidy};
@@ -46,6 +47,14 @@ pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
 pub(crate) fn ci(root: &Path) -> bool {
     let mut steps = Steps::new();
     let programs = Programs::new(root);
+    // Before the first build there may be no other folder.
+    let room = Watch::start(root).inspect_err(|error| println!("{error:#}"));
+    if let Ok((_, free_bytes)) = &room {
+        println!(
+            "{} are free on the disk; {WANTED_GIB} GiB are taken at most",
+            gib(*free_bytes)
+        );
+    }
     lint(root, &mut steps);
     build(root, &mut steps, &programs);
     // Many of them wait for real time, and count on getting a processor when that has passed.
@@ -55,7 +64,17 @@ pub(crate) fn ci(root: &Path) -> bool {
     });
     steps.run("fuzz", |say| fuzz::ci(root, say));
     e2e::ci_alone(root, &mut steps, &programs);
+    if let Ok((watch, _)) = room {
+        steps.remark(format!(
+            "{} of the disk were free at the fullest",
+            gib(watch.end())
+        ));
+    }
     steps.finish()
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// What is built with different settings goes to different folders, so that cargo does both at once: while one links or

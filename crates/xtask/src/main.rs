@@ -17,6 +17,7 @@ mod instructions;
 mod process;
 mod programs;
 mod repo;
+mod room;
 mod say;
 mod steps;
 mod tidy;

@@ -1,13 +1,19 @@
-//! Where the words of a step go: as they are while it is the only one, else each line behind the step's name.
+//! Where the words of a step go: as they are while it is the only one, else each line behind the step's name. The last of
+//! them are kept, to be said again in the end of a run in which that step failed.
 
-#[cfg(test)]
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// How many of a step's lines are kept. What went wrong is said last, with what led to it before.
+const KEPT_MAX: usize = 40;
 
 /// Prints the lines of one step.
 #[derive(Clone, Default)]
 pub(crate) struct Say {
     /// Of a step that has others beside it.
     name: Option<String>,
+    /// The step's last lines.
+    kept: Option<Arc<Mutex<VecDeque<String>>>>,
     /// Where a test reads what else would be printed.
     #[cfg(test)]
     heard: Option<Heard>,
@@ -26,8 +32,8 @@ impl Say {
     #[cfg(test)]
     pub(crate) fn heard(heard: &Heard) -> Say {
         Say {
-            name: None,
             heard: Some(Arc::clone(heard)),
+            ..Say::default()
         }
     }
 
@@ -38,6 +44,22 @@ impl Say {
         named
     }
 
+    /// The same, whose last lines are kept from here on.
+    pub(crate) fn keeping(&self) -> Say {
+        let mut keeping = self.clone();
+        keeping.kept = Some(Arc::default());
+        keeping
+    }
+
+    /// The last lines that were said, without the step's name.
+    pub(crate) fn kept(&self) -> Vec<String> {
+        let Some(kept) = &self.kept else {
+            return Vec::new();
+        };
+        let kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().cloned().collect()
+    }
+
     /// Whether its lines must be told from those of others.
     pub(crate) fn is_beside_others(&self) -> bool {
         self.name.is_some()
@@ -45,6 +67,7 @@ impl Say {
 
     /// Prints a text, which may have several lines.
     pub(crate) fn line(&self, text: &str) {
+        self.keep(text);
         let text = match &self.name {
             Some(name) => prefixed(name, text),
             None => text.to_owned(),
@@ -57,6 +80,19 @@ impl Say {
         }
         // All of it at once: nobody else's lines come in between.
         println!("{text}");
+    }
+
+    fn keep(&self, text: &str) {
+        let Some(kept) = &self.kept else {
+            return;
+        };
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        for line in text.split('\n') {
+            if kept.len() == KEPT_MAX {
+                kept.pop_front();
+            }
+            kept.push_back(line.to_owned());
+        }
     }
 }
 
@@ -88,5 +124,24 @@ mod tests {
             "[sim, seeds] two",
         ];
         assert_eq!(*heard, expected);
+    }
+
+    #[test]
+    fn of_a_step_that_says_much_the_last_lines_are_kept() {
+        let heard = Heard::default();
+        let quiet = Say::heard(&heard);
+        let one = quiet.named("one").keeping();
+        let other = quiet.named("other").keeping();
+        for line in 0..KEPT_MAX {
+            one.line(&format!("line {line}"));
+        }
+        one.line("next to last\nlast");
+        other.line("mine");
+        let kept = one.kept();
+        assert_eq!(kept.len(), KEPT_MAX);
+        assert_eq!(kept[0], "line 2");
+        assert_eq!(kept[KEPT_MAX - 2..], ["next to last", "last"]);
+        assert_eq!(other.kept(), ["mine"]);
+        assert!(quiet.kept().is_empty());
     }
 }

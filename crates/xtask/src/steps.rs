@@ -1,7 +1,8 @@
 //! Runs the steps of a check, one after another or some beside each other, times each, counts tests, and sums up.
 //!
 //! A failed step doesn't stop the later ones: one run then shows everything there is to mend. The
-//! last line printed is always `N passed, N failed`, which is what CI reads. Of steps beside each other every line
+//! last line printed is always `N passed, N failed`, which is what CI reads; before the times, what failed is said
+//! once more, since the output of a whole run may be longer than anybody keeps. Of steps beside each other every line
 //! begins with the step's name, whichever of its processes wrote it and to which stream.
 
 use std::any::Any;
@@ -46,6 +47,8 @@ struct Step {
     /// Processor time of all that it started and waited for. Of steps that run beside others nobody knows it.
     used: Option<Duration>,
     counts: Counts,
+    /// Of one that failed: what it said last, and of each test binary that failed, why.
+    said: Vec<String>,
 }
 
 /// What a step does that can run beside others. What it prints it prints by what it is given.
@@ -56,6 +59,7 @@ impl Step {
         // Where its words begin: a headline, which has no step's name before it.
         println!("== {name}");
         let started = Instant::now();
+        let say = &say.keeping();
         // A panic fails this step. It must not take those beside it along, nor the sum.
         let outcome = catch_unwind(AssertUnwindSafe(|| work(say)))
             .unwrap_or_else(|panic| bail!("panicked: {}", panic_message(&*panic)));
@@ -68,6 +72,10 @@ impl Step {
             took: started.elapsed(),
             used: None,
             counts,
+            said: match counts.failed {
+                0 => Vec::new(),
+                _ => say.kept(),
+            },
         };
         if say.is_beside_others() {
             let seconds = step.took.as_secs_f64();
@@ -96,6 +104,8 @@ pub(crate) struct Steps {
     done: Vec<Step>,
     started: Instant,
     say: Say,
+    /// Said in the end.
+    remarks: Vec<String>,
     /// Whether others run beside those that are run here.
     has_company: bool,
 }
@@ -110,6 +120,7 @@ impl Steps {
             done: Vec::new(),
             started: Instant::now(),
             say,
+            remarks: Vec::new(),
             has_company: false,
         }
     }
@@ -162,9 +173,11 @@ impl Steps {
 
     /// Runs `cargo test` or anything else with the standard test harness's output.
     pub(crate) fn run_tests(&mut self, name: &str, command: Command, limit: Duration) {
+        let mut failures = Failures::default();
         self.run(name, |say| {
             let mut counts = Counts::default();
             let ok = run_limited(command, limit, say, |line| {
+                failures.see(line);
                 if let Some(more) = parse_test_result(line) {
                     counts.add(more);
                 }
@@ -175,10 +188,24 @@ impl Steps {
             }
             Ok(counts)
         });
+        if let Some(step) = self.done.last_mut()
+            && !failures.lines.is_empty()
+        {
+            step.said = failures.lines;
+        }
     }
 
-    /// Prints the times and the final line; false if anything failed.
+    /// Something to be said with the times.
+    pub(crate) fn remark(&mut self, remark: String) {
+        self.remarks.push(remark);
+    }
+
+    /// Prints what failed, the times and the final line; false if anything failed.
     pub(crate) fn finish(self) -> bool {
+        for step in self.done.iter().filter(|step| step.counts.failed > 0) {
+            println!("== {} failed; it said:", step.name);
+            println!("{}", step.said.join("\n"));
+        }
         println!();
         let mut total = Counts::default();
         for step in &self.done {
@@ -196,6 +223,7 @@ impl Steps {
             );
             total.add(step.counts);
         }
+        self.remarks.iter().for_each(|remark| println!("{remark}"));
         println!("{:>8.1} s  in all", self.started.elapsed().as_secs_f64());
         println!("{} passed, {} failed", total.passed, total.failed);
         total.failed == 0
@@ -316,6 +344,38 @@ fn for_each_line(from: impl Read, mut see: impl FnMut(&str)) -> io::Result<()> {
         see(&String::from_utf8_lossy(&line?));
     }
     Ok(())
+}
+
+/// What the standard test harness says of tests that failed: for each binary what stands between `failures:` and its
+/// `test result:`, which is what each of them printed, and their names.
+#[derive(Default)]
+struct Failures {
+    lines: Vec<String>,
+    /// How many more lines are kept of this binary; `None` outside of such a part.
+    left: Option<usize>,
+}
+
+impl Failures {
+    /// Of one binary. A test that prints thousands of lines must not hide the next one.
+    const LINES_MAX: usize = 120;
+
+    fn see(&mut self, line: &str) {
+        if parse_test_result(line).is_some() {
+            self.left = None;
+            return;
+        }
+        if line == "failures:" && self.left.is_none() {
+            self.left = Some(Self::LINES_MAX);
+            return;
+        }
+        let Some(left) = &mut self.left else {
+            return;
+        };
+        if *left > 0 {
+            *left -= 1;
+            self.lines.push(line.to_owned());
+        }
+    }
 }
 
 /// Reads `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
@@ -544,5 +604,48 @@ mod tests {
                 failed: 1
             }
         );
+    }
+
+    #[test]
+    fn why_tests_failed_is_kept_of_each_binary_and_not_without_end() {
+        let mut failures = Failures::default();
+        let see = |failures: &mut Failures, text: &str| {
+            text.lines().for_each(|line| failures.see(line));
+        };
+        see(
+            &mut failures,
+            "running 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n---- b stdout ----\nb panicked\nfailures:\n    b\n\
+             test result: FAILED. 1 passed; 1 failed; 0 ignored;\nrunning 1 test",
+        );
+        assert_eq!(
+            failures.lines,
+            ["---- b stdout ----", "b panicked", "failures:", "    b"]
+        );
+        see(&mut failures, "failures:");
+        (0..1000).for_each(|_| failures.see("much"));
+        see(&mut failures, "test result: FAILED. 1 passed; 1 failed;");
+        see(&mut failures, "failures:\nlast");
+        assert_eq!(failures.lines.len(), 4 + Failures::LINES_MAX + 1);
+        assert_eq!(failures.lines.last().map(String::as_str), Some("last"));
+    }
+
+    #[test]
+    fn a_step_keeps_what_it_said_only_if_it_failed() {
+        let mut steps = Steps::saying(Say::heard(&Heard::default()));
+        steps.run_together(
+            1,
+            vec![
+                ("good", shell("echo fine")),
+                ("bad", shell("echo wrong; exit 3")),
+            ],
+        );
+        let tests = "echo failures:; echo why; echo 'test result: FAILED. 2 passed; 1 failed;'; echo more; exit 1";
+        let mut command = Command::new("sh");
+        command.args(["-c", tests]);
+        steps.run_tests("tests", command, Duration::from_secs(10));
+        let said: Vec<&[String]> = steps.done.iter().map(|step| &step.said[..]).collect();
+        assert!(said[0].is_empty());
+        assert_eq!(said[1], ["wrong"]);
+        assert_eq!(said[2], ["why"]);
     }
 }

@@ -35,7 +35,7 @@ fn scene(other: &Folder) -> Scene {
     let format = FormatOptions {
         size_bytes: Some(2 << 30),
         force: false,
-        sparse: false,
+        sparse: true,
     };
     flagstone::offline::format(&path, &format).expect("formatted");
     Scene::start(2 << 30, |options| change(options, other)).expect("a node")

@@ -70,7 +70,7 @@ fn scene(other: &Folder, size_bytes: u64, change: impl FnOnce(&mut NodeOptions))
     let format = FormatOptions {
         size_bytes: Some(size_bytes),
         force: false,
-        sparse: false,
+        sparse: true,
     };
     let path = other.path.join("other.img");
     flagstone::offline::format(&path, &format).expect("formatted");

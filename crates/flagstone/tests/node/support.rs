@@ -91,6 +91,9 @@ pub(crate) fn copy_image(device: &Path, image: &Path) {
     }
 }
 
+/// A larger device is a file that takes only the space that is written to.
+const SET_ASIDE_MAX_BYTES: u64 = 256 << 20;
+
 /// A running node. Stops when dropped.
 pub(crate) struct Scene {
     pub(crate) node: Arc<dyn Node>,
@@ -120,7 +123,8 @@ impl Scene {
         device_bytes: u64,
         change: impl FnOnce(&mut NodeOptions),
     ) -> Result<Scene, NodeError> {
-        Scene::formatted(device_bytes, false, change)
+        // Many of these at the same time would fill a small machine's disk with room that none of them uses.
+        Scene::formatted(device_bytes, device_bytes > SET_ASIDE_MAX_BYTES, change)
     }
 
     /// The same; `sparse`: the device takes only the space that is written to.

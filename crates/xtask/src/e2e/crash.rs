@@ -36,7 +36,7 @@ const READ_BYTES: usize = 1 << 20;
 
 pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
-    let mut node = scene.node("8G", 2)?;
+    let mut node = scene.node("4G", 2)?;
     for (core, volume) in VOLUMES.iter().enumerate() {
         let (size, core) = ((WRITERS * REGION_BYTES).to_string(), core.to_string());
         let words = ["volume", "create", volume, "--size", &size, "--core", &core];

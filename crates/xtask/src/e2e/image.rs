@@ -21,7 +21,7 @@ const COMPARE_BYTES: usize = 1 << 20;
 
 pub(super) fn run(scene: &Scene) -> Result<()> {
     let image = make_image(scene)?;
-    let mut node = scene.node("8G", 1)?;
+    let mut node = scene.node("4G", 1)?;
     // Whatever `dev` makes by itself is there before the count begins.
     let free_before = free_bytes(&node)?;
 
