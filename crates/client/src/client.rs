@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use flagstone_platform::{Platform, Time};
+use flagstone_types::DvolId;
+use flagstone_wire::hello::NodeId;
 
 use crate::connect::Connect;
 use crate::error::Error;
@@ -98,6 +100,13 @@ impl<P: Platform, C: Connect> Shared<P, C> {
             Link::start(self.platform.clone(), connector, options, address)
         });
         link.clone()
+    }
+
+    /// A volume is open at a node: what is on its way to it elsewhere holds up nobody any more.
+    pub(crate) fn is_open_at(&self, volume: DvolId, node: NodeId) {
+        for link in self.links.borrow().values() {
+            link.left_behind(volume, node);
+        }
     }
 
     /// When a call that begins now ends, if its caller says nothing.

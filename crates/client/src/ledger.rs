@@ -110,6 +110,11 @@ impl<T> Ledger<T> {
         self.sent.len()
     }
 
+    /// What is on its way, in its order.
+    pub(crate) fn sent(&self) -> impl Iterator<Item = &T> {
+        self.sent.values().map(|sent| &sent.what)
+    }
+
     /// The most payload that one request may ask for and bring together, in bytes.
     pub(crate) fn payload_max_bytes(&self) -> u64 {
         let limits = &self.limits;

@@ -237,6 +237,9 @@ async fn keep<P: Platform, C: Connect>(inner: Rc<Inner<P, C>>) {
             }
         };
         backoff.reset();
+        if let Some(description) = &inner.state.borrow().description {
+            inner.shared.is_open_at(description.id, about.node);
+        }
         let open = Open {
             link,
             generation: about.generation,

@@ -114,6 +114,11 @@ impl Order {
 }
 
 impl Place {
+    /// Whether it is a change of this volume.
+    pub(crate) fn is_of(&self, volume: DvolId) -> bool {
+        self.blocks.iter().any(|blocks| blocks.volume == volume)
+    }
+
     /// Completes when all earlier changes that overlap are settled.
     pub(crate) async fn turn(&self) {
         loop {

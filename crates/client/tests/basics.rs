@@ -51,7 +51,12 @@ impl Stage {
     }
 
     pub(crate) fn client(&self) -> SimClient {
-        let addresses = self.server.with(|state| state.addresses[..1].to_vec());
+        self.client_that_knows(1)
+    }
+
+    /// A client that is told of so many cores.
+    fn client_that_knows(&self, cores: usize) -> SimClient {
+        let addresses = self.server.with(|state| state.addresses[..cores].to_vec());
         let mut options = Options::new(addresses, "test");
         options.silence_ns = 20 * MS;
         options.connect_timeout_ns = 50 * MS;
@@ -456,6 +461,46 @@ fn a_volume_that_has_moved_is_found() {
         "alone once, and moved"
     );
     stage.rules_hold();
+}
+
+/// A write is on its way to a node that the volume leaves, and which dies for good then: the next write of the same blocks, at the node that has the volume,
+/// need not wait for an answer that never comes. At another core of the same node it does, since that one will say what became of it.
+#[test]
+fn what_was_on_its_way_to_a_node_that_died_holds_up_nobody_behind_the_move() {
+    for has_nodes in [true, false] {
+        let stage = Stage::new(12);
+        stage.server.with(|state| state.has_nodes = has_nodes);
+        let (client, token) = (stage.client_that_knows(3), stage.token.clone());
+        let volume = stage.run(async move { client.open(target(), token, SHARED).await.unwrap() });
+        stage.trouble(Trouble {
+            slow_ns: 20 * MS,
+            ..Trouble::default()
+        });
+        let (first, slot) = (volume.clone(), Rc::new(RefCell::new(None)));
+        let result = slot.clone();
+        stage.world.spawn(0, async move {
+            let written = first.write(0, block(77), Durability::Durable).await;
+            slot.replace(Some(written));
+        });
+        stage.world.run_for(MS);
+        stage.server.move_volume("v", 1);
+        stage.server.kill(0);
+        stage.world.run_until(|| result.borrow().is_some());
+        let error = result.take().unwrap().unwrap_err();
+        assert!(error.may_have_happened(), "{error}");
+        stage.trouble(Trouble::default());
+        let behind = volume.clone();
+        let written =
+            stage.run(async move { behind.write(0, block(78), Durability::Durable).await });
+        assert_eq!(written.is_ok(), has_nodes, "{written:?}");
+        let apart = stage.run(async move {
+            volume
+                .write(BLOCK as u64, block(79), Durability::Durable)
+                .await
+        });
+        apart.unwrap();
+        stage.rules_hold();
+    }
 }
 
 /// Whoever opens one too many is told at once; one that was open isn't lost for having moved to where there are too many.

@@ -217,11 +217,13 @@ impl<P: Platform, C: Connect> Link<P, C> {
         state.generation += 1;
         let about = About {
             generation: state.generation,
+            node: hello.reply.node,
             incarnation,
             session: hello.reply.session,
             server: hello.reply.nonce,
             client: nonce,
         };
+        state.node = Some(about.node);
         state.connection = Some((stream, about));
         state.is_asking = false;
         Ok(about)

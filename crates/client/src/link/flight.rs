@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Promise;
 use flagstone_platform::{IoBuf, Time};
-use flagstone_types::Lsn;
 use flagstone_types::checksum::{crc32c, crc32c_append};
+use flagstone_types::{DvolId, Lsn};
 use flagstone_wire::hello::Outcome;
 use flagstone_wire::{Operation, ReplyHeader, RequestHeader, VolumeNo};
 
@@ -28,7 +28,7 @@ pub(crate) struct Flight {
     /// When its caller gives up; `None` for what nobody waits for.
     deadline: Option<Time>,
     /// Later changes that overlap wait until this is dropped: when the request is settled, even if
-    /// its caller has given up before.
+    /// its caller has given up before; or when it can't be carried out any more.
     place: RefCell<Option<Rc<Place>>>,
     answer: Cell<Option<Promise<Answer>>>,
     was_sent: Cell<bool>,
@@ -191,6 +191,13 @@ impl Flight {
             promise.fulfil(answer);
         }
         self.place.replace(None);
+    }
+
+    /// A volume is open at another node: whatever became of this one there, nothing more will. What waits behind it need not wait for a node that
+    /// may never come back; its caller, if he still waits, does.
+    pub(super) fn left_behind(&self, volume: DvolId) {
+        let mut place = self.place.borrow_mut();
+        place.take_if(|place| place.is_of(volume));
     }
 
     /// Header and body as they are sent now.

@@ -16,8 +16,9 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::{Signal, promise};
 use flagstone_platform::{IoBuf, Platform, Stream, Time};
+use flagstone_types::DvolId;
 use flagstone_wire::Operation;
-use flagstone_wire::hello::{Nonce, SessionId};
+use flagstone_wire::hello::{NodeId, Nonce, SessionId};
 
 use crate::connect::Connect;
 use crate::ledger::Ledger;
@@ -47,6 +48,8 @@ struct State<S> {
     /// Made for the present connection and not sent yet.
     queue: VecDeque<Rc<Flight>>,
     connection: Option<(S, About)>,
+    /// Whose core it is, as it said when it was connected last.
+    node: Option<NodeId>,
     /// Connections so far.
     generation: u64,
     /// Attempts to connect that have failed so far.
@@ -65,6 +68,7 @@ struct State<S> {
 pub(crate) struct About {
     /// Which one of the link it is.
     pub(crate) generation: u64,
+    pub(crate) node: NodeId,
     /// Of the server's process.
     pub(crate) incarnation: u64,
     pub(crate) session: SessionId,
@@ -84,6 +88,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
             ledger: Ledger::new(),
             queue: VecDeque::new(),
             connection: None,
+            node: None,
             generation: 0,
             failures: 0,
             trouble: "it was not connected yet".to_owned(),
@@ -161,6 +166,17 @@ impl<P: Platform, C: Connect> Link<P, C> {
         let _leave = Leave { link: self, flight };
         // Every flight is settled, at the latest when the link stops.
         awaited.await.unwrap_or(Answer::Stopped)
+    }
+
+    /// A volume is open at this node, behind a move if this link is another one's: what is on its way here can't change it any more. A node that has let
+    /// a volume go refuses what comes later, and so it does when it is started again.
+    pub(crate) fn left_behind(&self, volume: DvolId, node: NodeId) {
+        let state = self.state.borrow();
+        if state.node.is_some_and(|own| own != node) {
+            for flight in state.ledger.sent() {
+                flight.left_behind(volume);
+            }
+        }
     }
 
     /// Ends everything. What was on its way is answered [`Answer::Stopped`].

@@ -49,7 +49,8 @@ impl Connection {
 }
 
 pub(crate) async fn serve(shared: Rc<Shared>, core: usize, stream: SimStream) {
-    if shared.state.borrow().is_down {
+    let is_dead = shared.state.borrow().dead.contains(&core);
+    if is_dead || shared.state.borrow().is_down {
         stream.shutdown();
         return;
     }
@@ -122,7 +123,10 @@ async fn hello(
     check_hello(&asked).map_err(|reason| broken(reason.to_string()))?;
     let body = take(stream, asked.body_bytes as usize).await?;
     let hello = HelloRequest::decode(&body).map_err(|error| broken(error.to_string()))?;
-    let incarnation = shared.state.borrow().incarnation;
+    let (incarnation, has_nodes) = {
+        let state = shared.state.borrow();
+        (state.incarnation, state.has_nodes)
+    };
     let known = shared.state.borrow().sessions[core]
         .get(&hello.session)
         .cloned();
@@ -181,7 +185,7 @@ async fn hello(
         version: 1,
         core: core as u16,
         features: 0,
-        node: NodeId([9; 16]),
+        node: NodeId([if has_nodes { core as u8 } else { 9 }; 16]),
         incarnation,
         session: id,
         nonce,

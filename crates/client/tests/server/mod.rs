@@ -62,6 +62,10 @@ pub(crate) struct State {
     connections: u64,
     /// While it is down nobody gets an answer.
     pub(crate) is_down: bool,
+    /// Each core is a node of its own.
+    pub(crate) has_nodes: bool,
+    /// Those that will never answer again.
+    pub(crate) dead: Vec<usize>,
     /// Proofs that were right, with the nonce of their connections.
     proofs: BTreeMap<[u8; 32], [u8; 16]>,
     /// What a client must not do, and did.
@@ -123,6 +127,8 @@ impl Server {
             streams: Vec::new(),
             connections: 0,
             is_down: false,
+            has_nodes: false,
+            dead: Vec::new(),
             proofs: BTreeMap::new(),
             broken_rules: Vec::new(),
             late: 0,
@@ -222,6 +228,18 @@ impl Server {
         if volume.core != core {
             volume.core = core;
             volume.moved();
+        }
+    }
+
+    /// A core dies for good. All connections end.
+    pub(crate) fn kill(&self, core: usize) {
+        let streams = {
+            let state = &mut *self.shared.state.borrow_mut();
+            state.dead.push(core);
+            std::mem::take(&mut state.streams)
+        };
+        for (_, stream) in streams {
+            stream.shutdown();
         }
     }
 
