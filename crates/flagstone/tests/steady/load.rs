@@ -13,7 +13,7 @@ use flagstone_types::checksum::crc32c;
 use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, RequestHeader, VolumeNo};
 
-use crate::client::{Client, FUA, READ, WRITE};
+use crate::client::{Client, FLUSH, FUA, READ, WRITE};
 use crate::native::Native;
 use crate::support::Scene;
 
@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     Write(u64),
     /// A block that is durable when it is answered.
     WriteDurable,
+    /// That all before it is.
+    Flush,
 }
 
 impl Kind {
@@ -43,13 +45,14 @@ impl Kind {
         match self {
             Kind::Read(len_bytes) | Kind::Write(len_bytes) => len_bytes,
             Kind::WriteDurable => BLOCK,
+            Kind::Flush => 0,
         }
     }
 
     /// How many requests of a block take as long.
     pub(crate) fn weight(self) -> u64 {
         match self {
-            Kind::WriteDurable => 16,
+            Kind::WriteDurable | Kind::Flush => 16,
             kind => kind.len_bytes().div_ceil(BLOCK),
         }
     }
@@ -236,7 +239,8 @@ impl Load {
             let len_bytes = kind.len_bytes();
             // Any order but the places' own.
             let place = self.number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
-            let offset_bytes = place % (VOLUME_BYTES / len_bytes) * len_bytes;
+            let places = VOLUME_BYTES.checked_div(len_bytes).unwrap_or(1);
+            let offset_bytes = place % places * len_bytes;
             self.put(kind, before, offset_bytes);
         }
         self.stream.write_all(&self.out).expect("sent");
@@ -249,7 +253,7 @@ impl Load {
         };
         let reply_bytes = match kind {
             Kind::Read(len_bytes) => head_bytes + len_bytes as usize,
-            Kind::Write(_) | Kind::WriteDurable => head_bytes,
+            Kind::Write(_) | Kind::WriteDurable | Kind::Flush => head_bytes,
         };
         let replies = &mut self.replies[..reply_bytes * depth as usize];
         self.stream.read_exact(replies).expect("received");
@@ -262,7 +266,7 @@ impl Load {
     fn put(&mut self, kind: Kind, before: u64, offset_bytes: u64) {
         let len_bytes = kind.len_bytes();
         self.number += 1;
-        let is_write = !matches!(kind, Kind::Read(_));
+        let is_write = matches!(kind, Kind::Write(_) | Kind::WriteDurable);
         if is_write {
             self.data[..8].copy_from_slice(&self.number.to_le_bytes());
         }
@@ -275,9 +279,10 @@ impl Load {
                     number: self.number - 1,
                     unsettled: before as u32,
                     offset_bytes,
-                    ..RequestHeader::of(match is_write {
-                        false => Operation::Read,
-                        true => Operation::Write,
+                    ..RequestHeader::of(match kind {
+                        Kind::Read(_) => Operation::Read,
+                        Kind::Write(_) | Kind::WriteDurable => Operation::Write,
+                        Kind::Flush => Operation::Flush,
                     })
                 };
                 if is_durable {
@@ -294,7 +299,11 @@ impl Load {
             }
             Protocol::Nbd => {
                 let flags = if is_durable { FUA } else { 0 };
-                let command = if is_write { WRITE } else { READ };
+                let command = match kind {
+                    Kind::Read(_) => READ,
+                    Kind::Write(_) | Kind::WriteDurable => WRITE,
+                    Kind::Flush => FLUSH,
+                };
                 let out = &mut self.out;
                 out.extend_from_slice(&NBD_REQUEST_MAGIC.to_be_bytes());
                 out.extend_from_slice(&flags.to_be_bytes());

@@ -67,7 +67,7 @@ impl Case {
     fn device_seconds(&self) -> f64 {
         let rate = match self.kind {
             Kind::Read(_) => DIVIDED_READS,
-            Kind::Write(_) | Kind::WriteDurable => DIVIDED_WRITES,
+            Kind::Write(_) | Kind::WriteDurable | Kind::Flush => DIVIDED_WRITES,
         };
         (self.requests * WINDOWS as u64) as f64 / rate as f64
     }
@@ -293,7 +293,7 @@ fn fewer_cases() -> Vec<Case> {
 }
 
 /// 4 KiB reads and writes, durable writes, small ones and large ones, several at a time.
-const FEWER: [usize; 6] = [1, 3, 5, 7, 9, 10];
+const FEWER: [usize; 6] = [1, 3, 5, 7, 10, 11];
 
 fn cases() -> Vec<Case> {
     let case = |name, kind, depth, requests| Case {
@@ -314,6 +314,8 @@ fn cases() -> Vec<Case> {
         case("4 KiB writes, 32 at a time", Write(4096), 32, 8_000),
         case("durable writes, 1 at a time", Durable, 1, 200),
         case("durable writes, 32 at a time", Durable, 32, 1_600),
+        // Of what the durable ones have left: nothing, and of the unstable ones before them.
+        case("flushes, 8 at a time", Kind::Flush, 8, 400),
         case("512 B writes, 1 at a time", Write(512), 1, 800),
         // A delta comes or goes with each, so nodes of the map have an entry more or less.
         case("512 B writes, 32 at a time", Write(512), 32, 1_600),
