@@ -77,6 +77,11 @@ impl<V: Volume> Striped<V> {
         &self.inner.members
     }
 
+    /// Whether a change of this range has more than one part.
+    pub fn is_cut(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        self.alone(offset_bytes, len_bytes).is_none()
+    }
+
     /// Whether a range lies within the volume as it is now.
     fn check(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), VolumeError> {
         let size = self.size_bytes().ok_or(VolumeError::Gone)?;

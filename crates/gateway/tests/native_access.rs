@@ -250,8 +250,21 @@ fn guesses_beyond_the_limit_are_not_asked_for() {
             let header = client.next(RequestHeader::of(Open));
             script.extend(frame(header, &body, &[]));
         }
+        // One with a right to it is among them: it is not said to have none.
+        let body = client.open_body("a", OWNER, 0);
+        let header = client.next(RequestHeader::of(Open));
+        script.extend(frame(header, &body, &[]));
         client.send(&script).await;
-        while client.receive().await.is_some() {}
+        let mut statuses = Vec::new();
+        while let Some(reply) = client.receive().await {
+            statuses.push(reply.status());
+        }
+        let (refused, unasked) = statuses.split_at(8);
+        assert_eq!(refused, [Denied; 8]);
+        assert!(
+            unasked.iter().all(|&status| status == Status::Busy),
+            "{unasked:?}"
+        );
         assert_eq!(stage.node.asked.get(), 8);
         let audit = stage.node.audit.borrow();
         let beyond = audit

@@ -532,7 +532,7 @@ fn a_volume_that_is_closed_is_closed() {
 fn failures_of_a_volume_have_their_statuses() {
     let failures = [
         (NativeError::Gone, Status::Gone),
-        (NativeError::Limit, Status::Limit),
+        (NativeError::Limit("no more of these"), Status::Limit),
         (NativeError::Busy, Status::Busy),
         (NativeError::Stopping, Status::Stopping),
         (NativeError::NoSpace, Status::NoSpace),
@@ -541,16 +541,18 @@ fn failures_of_a_volume_have_their_statuses() {
         (NativeError::Fenced, Status::Fenced),
         (NativeError::NotTogether, Status::NotTogether),
         (NativeError::InUse, Status::InUse),
+        (NativeError::Partly("half of it"), Status::Partly),
     ];
     Stage::new(15).run(|stage| async move {
         let mut client = stage.client().await;
         let a = client.open("a", OWNER).await;
         let memory = stage.volume("a").memory;
         for (failure, status) in failures {
+            let sentence = failure.to_string();
             memory.failures.borrow_mut().push_back(failure);
             let reply = client.read(a, 0, 4096).await;
             assert_eq!(reply.status(), status);
-            assert_eq!(reply.text(), status.sentence());
+            assert_eq!(reply.text(), sentence);
             assert_eq!(reply.payload, b"");
             assert_eq!(stage.server.counters().status(status), 1);
         }

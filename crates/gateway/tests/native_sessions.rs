@@ -150,14 +150,43 @@ fn one_connection_has_a_session_and_the_last_one_gets_it() {
         let mut early = Client::bare(early);
         early.send(&hello_frame(session, early.nonce)).await;
         stage.sleep_ms(1).await;
-        let mut late = Client::hello(late, session).await.expect("the last one");
-        assert!(early.is_closed().await);
+        let mut late = Client::bare(late);
+        late.send(&hello_frame(session, late.nonce)).await;
         stage.sleep_ms(1).await;
+        // At once: however often somebody comes back while the write is under way, only one of these waits.
+        assert_eq!(stage.volume("a").memory.running.get(), 1);
         assert_eq!(early_end.get(), Some(CloseReason::Replaced));
+        assert!(early.is_closed().await);
+        late.greeted().await.expect("the last one");
         assert_eq!(late_end.get(), None);
         assert_eq!(late.outcomes.len(), 1);
         late.open("a", OWNER).await;
         assert!(client.is_closed().await, "the first connection has ended");
+    });
+}
+
+/// A volume over its limit may have nobody's turn come for minutes: who comes back after his connection broke must not wait for
+/// what he has asked for over the old one.
+#[test]
+fn what_waits_for_its_turn_ends_when_its_client_leaves() {
+    Stage::new(14).run(|stage| async move {
+        let mut client = stage.client().await;
+        let session = client.hello.session;
+        let a = client.open("a", OWNER).await;
+        let memory = stage.volume("a").memory;
+        memory.starves.set(true);
+        for at in 0..3_u64 {
+            client.unsettled = at as u32;
+            client.start(write(a, 0), &[], &at.to_le_bytes()).await;
+        }
+        stage.sleep_ms(1).await;
+        assert_eq!(memory.running.get(), 3);
+        client.stream.shutdown();
+        let client = stage.client_of(session).await;
+        assert_eq!(memory.running.get(), 0);
+        assert_eq!((client.hello.arrived, client.outcomes.len()), (4, 0));
+        assert_eq!(client.hello.session, session);
+        assert!(memory.carried_out.borrow().is_empty());
     });
 }
 

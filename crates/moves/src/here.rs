@@ -140,7 +140,9 @@ fn native(error: DvolError) -> NativeError {
         DvolError::StaleEpoch => NativeError::StaleEpoch,
         DvolError::Busy => NativeError::Busy,
         DvolError::Stopping => NativeError::Stopping,
-        DvolError::TooMany => NativeError::Limit,
+        DvolError::TooMany => NativeError::Limit(
+            "The journal there has no room for one more volume or snapshot; delete some, or choose another device.",
+        ),
         DvolError::OutOfRange => NativeError::OutOfRange,
         DvolError::Corrupt => NativeError::Corrupt,
         DvolError::Fenced => NativeError::Fenced,

@@ -60,6 +60,8 @@ numbered! {
         NotFound = 28 "NOT_FOUND",
         /// Something else needs what was to go.
         InUse = 29 "IN_USE",
+        /// A part of a longer change was made, and then something came in between.
+        Partly = 30 "PARTLY",
     }
 }
 
@@ -79,7 +81,9 @@ impl Status {
     pub const fn carried_out(self) -> CarriedOut {
         match self {
             Status::Ok => CarriedOut::Yes,
-            Status::NoSpace | Status::Device | Status::Fenced => CarriedOut::Perhaps,
+            Status::NoSpace | Status::Device | Status::Fenced | Status::Partly => {
+                CarriedOut::Perhaps
+            }
             _ => CarriedOut::No,
         }
     }
@@ -98,18 +102,24 @@ impl Status {
                 "Body or payload don't match their checksum; send it again, and if that goes on, \
                  look at the network."
             }
-            Status::Denied => "The token, the address or what it is opened for doesn't allow it.",
+            Status::Denied => {
+                "The token, the address or what it is opened for doesn't allow it; the node's audit log says what."
+            }
             Status::NoVolume => "No volume is open under this number; open it first.",
             Status::Moved => "The volume is on another core or node; open it there.",
-            Status::Gone => "The volume was deleted.",
+            Status::Gone => "The volume was deleted; open another one.",
             Status::Limit => "No more volumes can be open on this connection; close one first.",
             Status::Busy => {
                 "Nothing was done: its core is busy, or it isn't known for certain where the volume is; try again later."
             }
             Status::Late => "Its turn came after the time that it was to wait at most.",
             Status::Stopping => "The node is going down; open the volume again when it is back.",
-            Status::OutOfRange => "The range leaves the volume.",
-            Status::ReadOnly => "The volume was opened for reading, or is a snapshot.",
+            Status::OutOfRange => {
+                "The range leaves the volume; ask for its size, which may have changed."
+            }
+            Status::ReadOnly => {
+                "The volume was opened for reading, or is a snapshot; open it for writing, or a clone of the snapshot."
+            }
             Status::NoSpace => "The device is full; free some space, or reserve it beforehand.",
             Status::Corrupt => {
                 "The stored bytes don't match their checksum; restore them from a copy."
@@ -119,15 +129,28 @@ impl Status {
                 "A flush of the device failed, so nothing is acknowledged any more; restart the \
                  node."
             }
-            Status::StaleEpoch => "Somebody else has opened the volume alone since.",
-            Status::ConditionFailed => "The range has changed since that LSN.",
-            Status::NotEqual => "The bytes there are others than expected.",
+            Status::StaleEpoch => {
+                "Somebody else has opened the volume alone since; open it alone, too, if it is to be written from here."
+            }
+            Status::ConditionFailed => {
+                "The range has changed since that LSN; read it again and decide anew."
+            }
+            Status::NotEqual => {
+                "The bytes there are others than expected; read them again and decide anew."
+            }
             Status::Forgotten => "What changed since then is forgotten; make a full copy.",
-            Status::NotTogether => "The volumes are not in one journal.",
-            Status::Exists => "The name is taken.",
-            Status::NotFound => "There is no such snapshot.",
+            Status::NotTogether => {
+                "The volumes are not in one journal; create those that are changed together on one device and core, without --apart."
+            }
+            Status::Exists => "The name is taken; choose another one.",
+            Status::NotFound => {
+                "There is no such snapshot; `flagstone snapshot list` shows those that there are."
+            }
             Status::InUse => {
-                "Something else needs it: a move, which `flagstone volume move NAME --status` shows, or a clone, which is to be deleted first."
+                "Something else needs it: a move, which `flagstone volume move NAME --status` shows, a stream that is being received into it, or a clone, which is to be deleted first."
+            }
+            Status::Partly => {
+                "A part of it was carried out, and then something came in between: each block is wholly as before or wholly as asked for."
             }
         }
     }

@@ -166,9 +166,9 @@ pub(crate) async fn carry_out<P: Platform, D: NativeDirectory>(
         Ok(decoded) => decoded,
         Err(refusal) => return refusal.into(),
     };
-    // Guesses that come together must not be more than there may be.
+    // Guesses that come together must not be more than there may be. As with `OPEN`, nothing is said of this one.
     if connection.refused_opens.get() >= connection.shared.limits.refused_opens_max {
-        return denied();
+        return Refusal::from(Status::Busy).into();
     }
     let arrivals = connection.directory.arrivals();
     let settled = match &request {

@@ -31,6 +31,7 @@ use super::limits::NativeLimits;
 use super::outbox::ReplyBody;
 use super::server::CloseReason;
 use super::sessions::Session;
+use super::volume::Presence;
 use super::volumes::{Need, OpenVolume, Volumes, rule_of_refusal};
 use super::work::Work;
 use crate::stall::{Progress, STALL_TICKS, Stall};
@@ -129,6 +130,8 @@ pub(crate) struct Connection<P: Platform, D: NativeDirectory> {
     in_flight: Cell<InFlight>,
     jobs: RefCell<VecDeque<Job<D>>>,
     workers: RefCell<Workers>,
+    /// Of the client, for all of its requests.
+    pub(crate) presence: Presence,
     replies: RefCell<VecDeque<Reply>>,
     writer: Cell<Option<Waker>>,
     /// The reader, while it waits for room.
@@ -199,6 +202,7 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
             in_flight: Cell::default(),
             jobs: RefCell::default(),
             workers: RefCell::default(),
+            presence: Presence::default(),
             replies: RefCell::default(),
             writer: Cell::new(None),
             reader: Cell::new(None),
@@ -341,6 +345,13 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
     pub(crate) async fn next_job(&self, worker: usize) -> Option<Job<D>> {
         poll_fn(|cx| {
             let mut workers = self.workers.borrow_mut();
+            // Also of one that finds work at once: it may wait in the middle of that when the client leaves.
+            if !workers.wakers[worker]
+                .as_ref()
+                .is_some_and(|known| known.will_wake(cx.waker()))
+            {
+                workers.wakers[worker] = Some(cx.waker().clone());
+            }
             match workers.states[worker] {
                 // Woken for something else: still waiting in line.
                 WorkerState::Parked => return Poll::Pending,
@@ -360,12 +371,6 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
             }
             workers.states[worker] = WorkerState::Parked;
             workers.parked.push(worker);
-            if !workers.wakers[worker]
-                .as_ref()
-                .is_some_and(|known| known.will_wake(cx.waker()))
-            {
-                workers.wakers[worker] = Some(cx.waker().clone());
-            }
             Poll::Pending
         })
         .await
@@ -433,8 +438,10 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
         }
     }
 
-    /// The client is not there any more: what nobody has begun is thrown away.
+    /// The client is not there any more: what nobody has begun is thrown away, and what waits for its turn needn't.
     pub(crate) fn leave(&self) {
+        self.presence.leave();
+        self.wake_busy_workers();
         let thrown_away = std::mem::take(&mut *self.jobs.borrow_mut());
         self.pending
             .set(self.pending.get() - thrown_away.len() as u32);
@@ -443,6 +450,17 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
         }
         drop(thrown_away);
         self.wake_writer();
+    }
+
+    /// Has those look at what they wait for who carry something out.
+    fn wake_busy_workers(&self) {
+        let workers = self.workers.borrow();
+        let busy = workers.states.iter().zip(&workers.wakers);
+        for (_, waker) in busy.filter(|(state, _)| **state == WorkerState::Busy) {
+            if let Some(waker) = waker {
+                waker.wake_by_ref();
+            }
+        }
     }
 
     /// Closes at once: replies can't be sent any more, and what nobody has begun is thrown away.

@@ -53,10 +53,12 @@ async fn open_one<P: Platform, D: NativeDirectory>(
         ends: connection.client.ends,
         held,
     };
-    // They come together, and must not be more guesses than there may be.
+    // They come together, and must not be more guesses than there may be. Nothing is said of this one, right or wrong: who has others that are
+    // wrong must not lose it for that.
     let refused_max = connection.shared.limits.refused_opens_max;
     if connection.refused_opens.get() >= refused_max {
-        return Err(deny(connection, &asked, Rule::TooMany));
+        audit(connection, &asked, Err(Rule::TooMany));
+        return Err(Refusal::from(Status::Busy).into());
     }
     let (volume, grant) = match connection.directory.open(&asked).await {
         Found::Here(volume, grant) => (volume, grant),

@@ -79,7 +79,9 @@ impl From<NativeError> for Answer {
             NativeError::Moved(address) => failure_body(Failure::Moved(address)),
             NativeError::ConditionFailed(lsn) => failure_body(Failure::Found(lsn)),
             NativeError::NotEqual(Some(found)) => ReplyBody::Payload(found, None),
-            NativeError::Invalid(what) => ReplyBody::Sentence(what),
+            NativeError::Invalid(what) | NativeError::Limit(what) | NativeError::Partly(what) => {
+                ReplyBody::Sentence(what)
+            }
             _ => ReplyBody::Sentence(status.sentence()),
         };
         Answer {

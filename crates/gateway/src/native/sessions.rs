@@ -226,6 +226,8 @@ impl<P: Platform> Sessions<P> {
         };
         let claim = session.claims.get() + 1;
         session.claims.set(claim);
+        // Whoever waits for it since before waits in vain.
+        session.disconnected.notify();
         // Called without its place being held: ending a connection may lead back here.
         let end_connection = session.end_connection.borrow_mut().take();
         if let Some(end_connection) = end_connection {

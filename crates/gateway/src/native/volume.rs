@@ -20,6 +20,22 @@ use smallvec::SmallVec;
 
 pub use crate::volume::Stability;
 
+/// Whether whoever asked is still there to hear the answer: of all requests of one connection.
+#[derive(Clone, Default, Debug)]
+pub struct Presence(Rc<Cell<bool>>);
+
+impl Presence {
+    /// No answer can be sent to it any more. Who waits on its terms is to be polled then.
+    pub fn leave(&self) {
+        self.0.set(true);
+    }
+
+    /// Whether it has left.
+    pub fn has_left(&self) -> bool {
+        self.0.get()
+    }
+}
+
 /// On what terms a request is carried out.
 #[derive(Debug, Default)]
 pub struct Terms {
@@ -29,6 +45,8 @@ pub struct Terms {
     /// The epoch of whoever asks. A change by an epoch below the volume's is refused:
     /// [`NativeError::StaleEpoch`]. Without a meaning for what changes nothing.
     pub epoch: Epoch,
+    /// Nobody's who may leave: `None`.
+    client: Option<Presence>,
     waited_ns: Cell<u64>,
 }
 
@@ -38,8 +56,29 @@ impl Terms {
         Terms {
             until,
             epoch,
+            client: None,
             waited_ns: Cell::new(waited_ns),
         }
+    }
+
+    /// The same of a client that may leave.
+    #[must_use]
+    pub fn of(self, client: Option<&Presence>) -> Terms {
+        Terms {
+            client: client.cloned(),
+            ..self
+        }
+    }
+
+    /// Who asks, if it may leave.
+    pub fn client(&self) -> Option<&Presence> {
+        self.client.as_ref()
+    }
+
+    /// True once nobody is there to hear the answer: what has not begun is not to be begun, and is answered [`NativeError::Late`]. Its task is polled
+    /// when that becomes so.
+    pub fn has_left(&self) -> bool {
+        self.client.as_ref().is_some_and(Presence::has_left)
     }
 
     /// Adds nanoseconds during which the request waited for its turn, whatever came of it. The client is
@@ -190,8 +229,8 @@ pub enum NativeError {
     Moved(SocketAddr),
     /// The volume was deleted.
     Gone,
-    /// No more of these can be.
-    Limit,
+    /// No more of these can be: of what, and what to do, as a sentence for people.
+    Limit(&'static str),
     /// Its core is busy, or whose the volume is isn't known. Nothing was done.
     Busy,
     /// Its turn came after [`Terms::until`]. Nothing was done.
@@ -227,6 +266,8 @@ pub enum NativeError {
     NotFound,
     /// Something else needs what was to go.
     InUse,
+    /// A part of a change was made, and then something came in between: what, and what to do, as a sentence for people.
+    Partly(&'static str),
 }
 
 impl NativeError {
@@ -237,7 +278,7 @@ impl NativeError {
             NativeError::TooLong => Status::TooLong,
             NativeError::Moved(_) => Status::Moved,
             NativeError::Gone => Status::Gone,
-            NativeError::Limit => Status::Limit,
+            NativeError::Limit(_) => Status::Limit,
             NativeError::Busy => Status::Busy,
             NativeError::Late => Status::Late,
             NativeError::Stopping => Status::Stopping,
@@ -255,6 +296,7 @@ impl NativeError {
             NativeError::Exists => Status::Exists,
             NativeError::NotFound => Status::NotFound,
             NativeError::InUse => Status::InUse,
+            NativeError::Partly(_) => Status::Partly,
         }
     }
 }
@@ -262,7 +304,9 @@ impl NativeError {
 impl fmt::Display for NativeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NativeError::Invalid(what) => f.write_str(what),
+            NativeError::Invalid(what) | NativeError::Limit(what) | NativeError::Partly(what) => {
+                f.write_str(what)
+            }
             NativeError::Moved(address) => write!(f, "the volume is at {address}"),
             other => f.write_str(other.status().sentence()),
         }
@@ -280,7 +324,8 @@ impl std::error::Error for NativeError {}
 ///
 /// **Turns.** An implementation waits for the request's turn at the device itself, says with
 /// [`Terms::note_waited`] how long that took, and answers [`NativeError::Late`] if [`Terms::until`] has passed
-/// when the turn comes. What was begun is finished.
+/// when the turn comes, or once [`Terms::has_left`] while it waits: nobody can have the session of that client before all of its requests have
+/// ended. What was begun is finished.
 ///
 /// **Dropping** a future may leave its operation done, half done (each block wholly or not at all) or not
 /// done. The server drops none that it has polled as long as its task lives.

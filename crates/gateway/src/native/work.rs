@@ -127,7 +127,7 @@ async fn run<P: Platform, D: NativeDirectory>(connection: &Connection<P, D>, job
         Work::Volume(open, _) => open.epoch.get(),
         _ => Epoch::default(),
     };
-    let terms = Terms::new(until, epoch, ticket.waited_ns);
+    let terms = Terms::new(until, epoch, ticket.waited_ns).of(Some(&connection.presence));
     let is_late = until.is_some() && terms.is_late(connection.platform.now());
     let result = match work {
         _ if is_late => Err(NativeError::Late),

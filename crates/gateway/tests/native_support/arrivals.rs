@@ -430,7 +430,7 @@ impl Sent {
         }
         let Some(reply) = reply else { return };
         let status = reply.status();
-        if guessed && status == Status::Denied {
+        if guessed && matches!(status, Status::Denied | Status::Busy) {
             assert_eq!(carried, None);
             return;
         }

@@ -86,15 +86,21 @@ impl<S: Stream> Client<S> {
     pub async fn hello(stream: S, session: SessionId) -> Option<Client<S>> {
         let mut client = Client::bare(stream);
         client.send(&hello_frame(session, client.nonce)).await;
-        let reply = client.receive().await?;
+        client.greeted().await?;
+        Some(client)
+    }
+
+    /// Receives the reply to a `HELLO` that was sent. `None` if the connection ended instead.
+    pub async fn greeted(&mut self) -> Option<()> {
+        let reply = self.receive().await?;
         assert_eq!(reply.header.operation(), Some(Operation::Hello));
         let reply = reply.ok();
         let body = HelloReply::decode(&reply.body).expect("a reply to HELLO");
-        client.hello = body.reply;
-        client.addresses = body.addresses.collect();
-        client.outcomes = body.outcomes.collect();
-        client.number = client.hello.arrived + 1;
-        Some(client)
+        self.hello = body.reply;
+        self.addresses = body.addresses.collect();
+        self.outcomes = body.outcomes.collect();
+        self.number = self.hello.arrived + 1;
+        Some(())
     }
 
     /// A connection on which nothing was said.

@@ -5,7 +5,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use flagstone_gateway::native::volume::{
     Change, ChangeKind, Condition, ConditionKind, Description, NativeError, NativeVolume, Part,
@@ -46,6 +48,8 @@ pub struct Memory {
     pub failures: RefCell<VecDeque<NativeError>>,
     /// An operation waits for up to so long before it is carried out, and after it.
     pub pause_ns: Cell<u64>,
+    /// Nobody's turn comes.
+    pub starves: Cell<bool>,
     /// Whole reads leave out their last byte: a broken volume.
     pub short: Cell<bool>,
     /// Who carries out a change.
@@ -186,6 +190,7 @@ impl<P: Platform> MemoryVolume<P> {
             deleted: Cell::new(false),
             failures: RefCell::default(),
             pause_ns: Cell::new(0),
+            starves: Cell::default(),
             short: Cell::new(false),
             turn: Budget::new(1),
             running: Cell::new(0),
@@ -233,6 +238,14 @@ impl<P: Platform> MemoryVolume<P> {
         memory.running.set(memory.running.get() + 1);
         let mut running = self.start(None);
         let began = self.platform.now();
+        if memory.starves.get() {
+            let left = |_: &mut Context<'_>| match terms.has_left() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            };
+            poll_fn(left).await;
+            return Err(NativeError::Late);
+        }
         if is_change {
             // In the order of asking, which is that of the first poll.
             running._turn = Some(memory.turn.take(1).await);

@@ -24,6 +24,7 @@ use flagstone_wire::stream::{StreamBase, StreamHeader};
 use super::attributes::{ContentId, Receiving, VolumeAttributes};
 use super::core::CoreNode;
 use super::creation::Wants;
+use super::epochs::Raised;
 use super::errors::{Wanted, check_size, node_error, taken};
 use super::names::{Claim, Place};
 use super::resize::{Resized, resize_alone, try_reserve_no_more};
@@ -156,6 +157,22 @@ pub(super) async fn quiesce(
     engine.set_reserved(dvol, reserved_bytes).await
 }
 
+/// Has nobody who was attached change a volume any more. What he asked for before he left may wait for its turn as long as a limit holds it, and would come
+/// among what is received; and who comes back finds another volume than he left.
+async fn lock_out(
+    core: &CoreNode,
+    engine: &Engine<UringPlatform>,
+    dvol: Handle,
+) -> Result<(), DvolError> {
+    let notes = core.notes_of(dvol.id);
+    let stored = || engine.epoch_of(dvol);
+    let store = |epoch| engine.set_epoch(dvol, epoch);
+    match notes.epochs.raise(None, stored, store).await? {
+        Raised::To(_) => Ok(()),
+        Raised::Stale | Raised::Impossible => Err(DvolError::TooMany),
+    }
+}
+
 /// Makes a volume the base that a stream begins at, marked as what is being received into.
 async fn make_base(
     core: &CoreNode,
@@ -203,11 +220,19 @@ async fn make_base(
     let Some(base) = bases.max_by_key(|layer| layer.handle.layer) else {
         return Ok(Err(Unfit::NoBase));
     };
+    let fits = |changed| match changed {
+        Some(true) if !spec.force => Err(Unfit::Changed(base.name.clone())),
+        None if !spec.force => Err(Unfit::Unknown(base.name.clone())),
+        _ => Ok(()),
+    };
+    if let Err(unfit) = fits(has_changed(&engine, dvol, base).await?) {
+        return Ok(Err(unfit));
+    }
+    lock_out(core, &engine, dvol).await?;
+    // Once more: until then somebody could change it who was attached before.
     let changed = has_changed(&engine, dvol, base).await?;
-    match changed {
-        Some(true) if !spec.force => return Ok(Err(Unfit::Changed(base.name.clone()))),
-        None if !spec.force => return Ok(Err(Unfit::Unknown(base.name.clone()))),
-        _ => {}
+    if let Err(unfit) = fits(changed) {
+        return Ok(Err(unfit));
     }
     let attributes = VolumeAttributes {
         receiving: base.handle.layer.map(Receiving::Onto),

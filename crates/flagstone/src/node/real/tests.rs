@@ -12,16 +12,18 @@ use std::time::Duration;
 use flagstone_gateway::native::volume::{
     Change, ChangeKind, NativeError, NativeVolume, Stability, Terms,
 };
-use flagstone_gateway::volume::{Opened, Volume, VolumeDirectory};
+use flagstone_gateway::volume::{Opened, Piece, Volume, VolumeDirectory, VolumeError};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::Message;
-use flagstone_types::Epoch;
+use flagstone_types::{Epoch, Lsn};
+use flagstone_wire::Status;
+use flagstone_wire::stream::{StreamBase, StreamHeader};
 
 use super::core::Directory;
 use super::start::start_node;
 use super::volume::{RealVolume, VolumeCounters};
 use super::*;
-use crate::node::{DeviceOptions, NodeOptions};
+use crate::node::{DeviceOptions, NodeOptions, ReceiveSpec, StreamRun};
 use crate::offline::FormatOptions;
 
 thread_local! {
@@ -274,6 +276,149 @@ fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
         // A little of its patience is over before it begins to wait.
         assert!(waited_ns >= 15_000_000, "{waited_ns}: the client is told");
         assert!(late && is_unchanged && late_batch && done);
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// A long range is made zero in parts, each in a turn of its own. If the time that it was to wait at most is over behind the first one, it must not be told
+/// that nothing was done, nor that the device failed.
+#[test]
+fn a_range_that_is_zero_in_part_is_said_to_be() {
+    let path = formatted("partly");
+    let size_bytes = Some(192 << 20);
+    let of_file = FormatOptions {
+        size_bytes,
+        force: true,
+        sparse: false,
+    };
+    crate::offline::format(&path, &of_file).expect("formatted");
+    let node = start_node(options(path.clone())).unwrap();
+    runtime().block_on(async {
+        let mut slow = spec("disk");
+        slow.size_bytes = 64 << 20;
+        slow.slo.limit.writes = Some(1);
+        node.create_volume(slow).await.unwrap();
+        let zero = |core: Rc<CoreNode>| async move {
+            let directory = Directory { core: core.clone() };
+            let Ok(Opened::Here(volume)) = directory.open("disk").await else {
+                panic!("it is here");
+            };
+            // The second part may begin a second behind the first.
+            let until = core.platform.now().plus_ns(700_000_000);
+            let terms = Terms::new(Some(until), Epoch::default(), 0);
+            let zeroing =
+                NativeVolume::zero(&volume, &terms, 100, 40 << 20, true, Stability::Unstable);
+            let error = zeroing.await.unwrap_err();
+            let held = volume.engine.allocation(volume.handle, 0, 64 << 20, 8);
+            let held = held.await.unwrap();
+            let first_bytes = held.first().filter(|extent| extent.allocated);
+            (
+                error.status(),
+                first_bytes.map_or(0, |extent| extent.len_bytes),
+            )
+        };
+        let (status, zeroed_bytes) = node.on_core(0, "zeroing", zero).await.unwrap();
+        assert_eq!(status, Status::Partly);
+        assert!(
+            (32 << 20..40 << 20).contains(&zeroed_bytes),
+            "{zeroed_bytes}"
+        );
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// What a client asked for before it left a volume may wait for its turn while a stream begins to be received into that, and so may an `OPEN`: neither gets
+/// in among what is received.
+#[test]
+fn nobody_who_was_there_before_gets_into_what_is_received() {
+    let path = formatted("received-into");
+    let node = start_node(options(path.clone())).unwrap();
+    runtime().block_on(async {
+        node.create_volume(spec("disk")).await.unwrap();
+        let base = vec!["disk@a".parse().unwrap()];
+        let base = node.create_snapshots(base).await.unwrap().remove(0);
+        let place = node.names.find("disk").unwrap();
+        let hold = |core: Rc<CoreNode>| async move {
+            let directory = Directory { core: core.clone() };
+            let Ok(Opened::Here(volume)) = directory.open("disk").await else {
+                panic!("it is here");
+            };
+            let epoch = volume.describe().unwrap().epoch;
+            // Its client has left already: nobody has it open.
+            ATTACHED.set(Some(volume));
+            epoch
+        };
+        let epoch = node.on_core(0, "opening", hold).await.unwrap();
+        let spec = ReceiveSpec {
+            volume: "disk".to_owned(),
+            snapshot: "b".to_owned(),
+            header: StreamHeader {
+                volume_id: place.id,
+                volume: "disk".to_owned(),
+                snapshot: "b".to_owned(),
+                lsn: Lsn(base.lsn.0 + 5),
+                size_bytes: base.size_bytes,
+                taken_ns: 0,
+                expected_bytes: 0,
+                base: Some(StreamBase {
+                    snapshot: "a".to_owned(),
+                    lsn: base.lsn,
+                    size_bytes: base.size_bytes,
+                }),
+            },
+            force: false,
+            device: None,
+            core: None,
+        };
+        let receive = node.begin_receive(spec).await.unwrap();
+        let try_all = move |core: Rc<CoreNode>| async move {
+            let volume = ATTACHED.take().unwrap();
+            let terms = Terms::new(None, epoch, 0);
+            let data = || IoBuf::copy_of(&[7; 4096]);
+            let native = NativeVolume::write(&volume, &terms, 0, data(), None, Stability::Stable);
+            let native = native.await.unwrap_err();
+            let other = Volume::write(&volume, 0, data(), Stability::Stable);
+            let other = other.await.unwrap_err();
+            let alone = NativeVolume::set_epoch(&volume, &terms, None)
+                .await
+                .unwrap_err();
+            let again = Directory { core }.open("disk").await.is_ok();
+            (native.status(), other, alone.status(), again)
+        };
+        let tried = node.on_core(0, "changing", try_all).await.unwrap();
+        let expected = (
+            Status::StaleEpoch,
+            VolumeError::ReadOnly,
+            Status::InUse,
+            false,
+        );
+        assert_eq!(tried, expected);
+        let run = StreamRun::Data {
+            offset_bytes: 8192,
+            bytes: vec![9; 4096],
+        };
+        node.receive_part(receive, vec![run]).await.unwrap();
+        node.finish_receive(receive).await.unwrap();
+        let read = |core: Rc<CoreNode>| async move {
+            let Ok(Opened::Here(volume)) = (Directory { core }).open("disk").await else {
+                panic!("it is here again");
+            };
+            let mut bytes = Vec::new();
+            for piece in Volume::read(&volume, 0, 12_288).await.unwrap() {
+                match piece {
+                    Piece::Data(data) => bytes.extend_from_slice(&data),
+                    Piece::Zeros(len) => bytes.resize(bytes.len() + len as usize, 0),
+                }
+            }
+            bytes
+        };
+        let read = node.on_core(0, "reading", read).await.unwrap();
+        assert!(read[..8192].iter().all(|&byte| byte == 0));
+        assert!(read[8192..].iter().all(|&byte| byte == 9));
         node.shutdown().await.unwrap();
     });
     drop(node);

@@ -4,13 +4,16 @@
 //! only one member was written to since its last snapshot has no room in that one, and in no other.
 
 use flagstone::node::{NodeError, NodeErrorKind, NodeOptions, Reservation, VolumeSpec};
+use flagstone_client::{Durability, Target};
+use flagstone_wire::Status;
 
 use super::{
     KIB, MIB, Random, SIZE, UNIT, all_of, assert_same, at, clone, create, delete, dvols, filled,
     kind, on_device, reserve, resize, roll_back, show, snapshot, spec, two_cores,
 };
+use crate::between::with_client;
 use crate::client::{Client, ENOSPC, READ, ZEROES};
-use crate::native::listening;
+use crate::native::{addresses, listening};
 use crate::support::Scene;
 
 /// Bytes of the volume: the same for each of its members.
@@ -531,4 +534,45 @@ fn a_start_without_room_shows_nothing_that_lies_behind_the_end() {
     model.resize(SIZE as usize, 0);
     assert_same(&all_of(&mut scene.attach("hot"), SIZE), &model, "larger");
     assert_same(&all_of(&mut scene.attach("hot@s"), SIZE), &before, "then");
+}
+
+/// Over NBD a disk is told that it may forget something, and does as much of that as it can. Natively what isn't zero afterwards is said: on a device without
+/// room the ends of a range, which would have to be written, are as they were.
+#[test]
+fn what_cannot_be_deallocated_is_said() {
+    let scene = Scene::with(one_core);
+    let created = scene.ask(|node| {
+        node.create_volume(VolumeSpec {
+            size_bytes: WHOLE,
+            ..spec("hot", MEMBERS as u32)
+        })
+    });
+    let token = created.expect("created").token.expect("a token");
+    let before = kept_in_a_snapshot(&scene, 9, WHOLE);
+    leave(&scene, LEFT);
+    // Until nothing can be written any more, be it that a little was left.
+    let mut client = scene.attach("hot");
+    let mut now = before.clone();
+    for block in (0..WHOLE as usize).step_by(4096) {
+        if client.write(block as u64, &[5; 4096]) == ENOSPC {
+            assert!(block < 2 * LEFT as usize, "it was nearly full");
+            break;
+        }
+        now[block..block + 4096].fill(5);
+    }
+    // Both ends lie in blocks that the snapshot has, in two members.
+    let (at, len) = (WHOLE - 2 * UNIT - 100, UNIT + 200);
+    let core = show(&scene, "hot").core as usize;
+    let target = Target::Name("hot".to_owned());
+    let address = addresses(&scene)[core];
+    let error = with_client(address, target, &token, move |_, volume| async move {
+        let clearing = volume.deallocate(at, len, Durability::Durable);
+        clearing.await.expect_err("there is no room")
+    });
+    let error = error.join().expect("joined");
+    assert!(error.may_have_happened(), "{error}");
+    assert_eq!(error.status(), Some(Status::NoSpace), "{error}");
+    let (error, found) = client.call(READ, at, 100);
+    assert_eq!(error, 0);
+    assert_same(&found, &now[at as usize..][..100], "the first end");
 }

@@ -14,7 +14,9 @@ pub(super) fn native_error(error: DvolError, changing: bool) -> NativeError {
         DvolError::NotFound => NativeError::Gone,
         DvolError::AlreadyExists => NativeError::Exists,
         DvolError::NoSpace => NativeError::NoSpace,
-        DvolError::TooMany => NativeError::Limit,
+        DvolError::TooMany => NativeError::Limit(
+            "The volume's journal has no room for one more volume or snapshot; delete some that it has.",
+        ),
         DvolError::Corrupt => NativeError::Corrupt,
         DvolError::Device => NativeError::Device,
         // A client that is told that the node stops asks again elsewhere; what was begun may have happened.

@@ -112,6 +112,9 @@ impl NativeNames {
                 layer.ok_or(NativeError::NotFound)?.handle
             }
         };
+        if handle.layer.is_none() && core.names.is_receiving(place.id) {
+            return Err(NativeError::InUse);
+        }
         core.volume(place.engine, handle).ok_or(NativeError::Gone)
     }
 }

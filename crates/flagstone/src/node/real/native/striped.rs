@@ -14,6 +14,10 @@ use crate::node::real::names::Stripe;
 use crate::node::real::stripes::OpenStripe;
 use crate::node::real::volume::{Admitted, RealVolume};
 
+/// Told who changes more than one part of a striped volume, one of them badly stored.
+const PARTLY_CORRUPT: &str = "The stored bytes of a part don't match their checksum, and other parts may have been changed; restore that volume from a \
+                              copy, or write whole blocks there.";
+
 /// Told of what rests on a volume's being one dvol.
 pub(super) const NOT_STRIPED: NativeError = NativeError::Invalid(
     "the volume is striped, and this is possible with volumes of one dvol only",
@@ -57,6 +61,21 @@ impl RealVolume {
             VolumeError::Gone => self.went(),
             VolumeError::HistoryForgotten => NativeError::Forgotten,
             VolumeError::Unsupported => NOT_STRIPED,
+        }
+    }
+
+    /// The same of a change of these bytes: that stored bytes of one part don't match says nothing of the others.
+    fn of_whole_changed(
+        &self,
+        stripe: &OpenStripe,
+        error: VolumeError,
+        (offset_bytes, len_bytes): (u64, u64),
+    ) -> NativeError {
+        match self.of_whole(error, true) {
+            NativeError::Corrupt if stripe.volume.is_cut(offset_bytes, len_bytes) => {
+                NativeError::Partly(PARTLY_CORRUPT)
+            }
+            error => error,
         }
     }
 
@@ -109,7 +128,7 @@ impl RealVolume {
         let written = self.finish_as(began, &self.counters.write, len, written);
         written
             .map(|()| Lsn::ZERO)
-            .map_err(|error| self.of_whole(error, true))
+            .map_err(|error| self.of_whole_changed(stripe, error, (offset_bytes, len)))
     }
 
     pub(super) async fn clear_striped(
@@ -124,11 +143,8 @@ impl RealVolume {
         let admitted = self.admitted_on(terms).await?;
         let volume = &stripe.volume;
         let cleared = match keep_space {
-            None => {
-                let clearing = volume.deallocate(offset_bytes, len_bytes, stability);
-                clearing.await
-            }
-            Some(false) => {
+            // Not as a disk is told that it may forget something, for which it is advice: what isn't zero behind it is to be said.
+            None | Some(false) => {
                 let clearing = volume.write_zeroes(offset_bytes, len_bytes, false, stability);
                 clearing.await
             }
@@ -156,7 +172,7 @@ impl RealVolume {
         let cleared = self.finish_as(began, &self.counters.trim, len_bytes, cleared);
         cleared
             .map(|()| Lsn::ZERO)
-            .map_err(|error| self.of_whole(error, true))
+            .map_err(|error| self.of_whole_changed(stripe, error, (offset_bytes, len_bytes)))
     }
 
     pub(super) async fn flush_striped(

@@ -85,19 +85,28 @@ impl RealVolume {
         }
     }
 
-    /// Waits for something for as long as these terms have patience.
+    /// Waits for something for as long as these terms have patience, and somebody is there to hear of it.
     pub(super) async fn in_time<T>(
         &self,
         what: impl Future<Output = T>,
         terms: &Terms,
     ) -> Result<T, NativeError> {
         let began = self.platform.now();
+        let mut what = pin!(what);
         let came = match terms.until {
-            None => Some(what.await),
-            Some(until) => {
-                let (mut what, mut late) = (pin!(what), pin!(self.platform.sleep_until(until)));
+            None => {
                 poll_fn(|cx| match what.as_mut().poll(cx) {
                     Poll::Ready(came) => Poll::Ready(Some(came)),
+                    Poll::Pending if terms.has_left() => Poll::Ready(None),
+                    Poll::Pending => Poll::Pending,
+                })
+                .await
+            }
+            Some(until) => {
+                let mut late = pin!(self.platform.sleep_until(until));
+                poll_fn(|cx| match what.as_mut().poll(cx) {
+                    Poll::Ready(came) => Poll::Ready(Some(came)),
+                    Poll::Pending if terms.has_left() => Poll::Ready(None),
                     Poll::Pending => late.as_mut().poll(cx).map(|()| None),
                 })
                 .await

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use flagstone_device::engine::{self, DvolError, Handle};
 use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::volume::{
-    Change, ChangeKind, Condition, Description, NativeError, NativeVolume, Parts, SnapshotInfo,
-    Terms, VolumeRange,
+    Change, ChangeKind, Condition, Description, NativeError, NativeVolume, Parts, Presence,
+    SnapshotInfo, Terms, VolumeRange,
 };
 use flagstone_gateway::volume::{AllocationExtent, Stability};
 use flagstone_platform::record::NodeMark;
@@ -33,6 +33,13 @@ use crate::node::real::volume::{
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
 pub(super) const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
+
+/// Told who has a long range zeroed of which only the first parts came to their turns.
+const ZEROED_LATE: &str = "A part of the range is zero now, and what was to be waited for at most was over before the rest; ask for the whole again, with \
+                           more patience or for less at a time.";
+const ZEROED_STOPPING: &str = "A part of the range is zero now, and the node is going down; ask for the whole again when it is back.";
+const ZEROED_BUSY: &str =
+    "A part of the range is zero now, and then its core was busy; ask for the whole again.";
 
 /// Told who takes a snapshot of a name that isn't theirs to give.
 const NOT_OF_SCHEDULE: NativeError =
@@ -160,10 +167,11 @@ impl From<DvolError> for Unread {
 }
 
 /// A read waits for its turns as long as its client has patience.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct OnTerms {
     until: Option<Time>,
     epoch: Epoch,
+    client: Option<Presence>,
 }
 
 impl Waiting for OnTerms {
@@ -174,7 +182,7 @@ impl Waiting for OnTerms {
         volume: &'a RealVolume,
         want: Want,
     ) -> (u64, Result<TurnHere<'a>, Unread>) {
-        let own = Terms::new(self.until, self.epoch, 0);
+        let own = Terms::new(self.until, self.epoch, 0).of(self.client.as_ref());
         let turn = volume.turn_on(want, &own).await;
         (own.waited_ns(), turn.map_err(Unread::NoTurn))
     }
@@ -250,6 +258,7 @@ impl NativeVolume for RealVolume {
         let on_terms = OnTerms {
             until: terms.until,
             epoch: terms.epoch,
+            client: terms.client().cloned(),
         };
         let (waited_ns, read) = self.read_in_turns(want, on_terms).await;
         terms.note_waited(waited_ns);
@@ -325,11 +334,9 @@ impl NativeVolume for RealVolume {
             lsn = part.await.map_err(|error| match error {
                 // Those say that nothing was done. So do others that can come between two parts, of which the protocol says that it may be in part:
                 // what they say else is what a client has to know.
-                NativeError::Late | NativeError::Stopping | NativeError::Busy
-                    if at > offset_bytes =>
-                {
-                    NativeError::Fenced
-                }
+                NativeError::Late if at > offset_bytes => NativeError::Partly(ZEROED_LATE),
+                NativeError::Stopping if at > offset_bytes => NativeError::Partly(ZEROED_STOPPING),
+                NativeError::Busy if at > offset_bytes => NativeError::Partly(ZEROED_BUSY),
                 error => error,
             })?;
             at += len;
@@ -514,7 +521,12 @@ impl NativeVolume for RealVolume {
                 (None, served.map_err(|_| self.went())?)
             }
         };
-        let stored = || self.engine.epoch_of(self.handle);
+        let core = current().ok_or(NativeError::Stopping)?;
+        // Whoever receives a stream into it raises it himself, behind his mark: who comes later than that would get into what is received.
+        let stored = || match core.names.is_receiving(self.handle.id) {
+            true => Err(DvolError::Busy),
+            false => self.engine.epoch_of(self.handle),
+        };
         let store = |epoch| self.engine.set_epoch(self.handle, epoch);
         let raised = self.notes.epochs.raise(epoch, stored, store).await;
         match raised.map_err(|error| self.error(error, true))? {
