@@ -16,6 +16,8 @@ pub(crate) struct Bucket {
     filled_at_ns: u64,
     /// What was not a whole unit of what came back, in units times nanoseconds.
     rest: u64,
+    /// What came back and found no room, since somebody asked, in the same.
+    lost: u128,
 }
 
 impl Bucket {
@@ -28,6 +30,7 @@ impl Bucket {
             level: depth,
             filled_at_ns: now_ns,
             rest: 0,
+            lost: 0,
         }
     }
 
@@ -75,9 +78,21 @@ impl Bucket {
         let most = self.with_late(late_ns).max(self.level);
         self.level = self.level.saturating_add(whole);
         if self.level >= most {
+            let over = u128::from(self.level.abs_diff(most));
+            let lost = over * u128::from(SECOND_NS) + u128::from(self.rest);
+            self.lost = self.lost.saturating_add(lost);
             self.level = most;
             self.rest = 0;
         }
+    }
+
+    /// For how long it was full since this was asked last, in nanoseconds of what comes back: so much of its rate nobody drew. `fill` was called for now.
+    pub(crate) fn take_full_ns(&mut self) -> u64 {
+        if self.lost == 0 {
+            return 0;
+        }
+        let lost = std::mem::take(&mut self.lost);
+        u64::try_from(lost / u128::from(self.rate.max(1))).unwrap_or(u64::MAX)
     }
 
     /// Nobody waits any more: what it has beyond its depth is gone.
@@ -212,6 +227,33 @@ mod tests {
         bucket.set_rate(1, SECOND_NS, 0, u64::MAX);
         bucket.give_back(1);
         assert!(bucket.has_some());
+    }
+
+    /// To the nanosecond, however seldom or often it is filled.
+    #[test]
+    fn it_knows_for_how_long_it_was_full() {
+        for step_ns in [7, 1_000, 333_333, 10_000_000] {
+            // One each millisecond, two at most.
+            let mut bucket = Bucket::new(1000, 2_000_000, 0);
+            bucket.take(12);
+            let filled = |bucket: &mut Bucket, from_ns: u64, to_ns: u64| {
+                let mut now_ns = from_ns;
+                while now_ns < to_ns {
+                    now_ns = to_ns.min(now_ns + step_ns);
+                    bucket.fill(now_ns);
+                }
+                bucket.take_full_ns()
+            };
+            assert_eq!(filled(&mut bucket, 0, 12_000_000), 0, "{step_ns}");
+            assert_eq!(filled(&mut bucket, 12_000_000, 15_500_000), 3_500_000);
+            assert_eq!(bucket.take_full_ns(), 0, "it was told of already");
+            bucket.take(1);
+            assert_eq!(filled(&mut bucket, 15_500_000, 17_000_000), 500_000);
+        }
+        let mut none = Bucket::new(0, 1, 0);
+        none.take(1);
+        none.fill(u64::MAX);
+        assert_eq!(none.take_full_ns(), 0);
     }
 
     #[test]

@@ -666,6 +666,13 @@ impl<R> Scheduler<R> {
         (volume.generation == key.generation).then_some(volume.limited_ns)
     }
 
+    /// For how long a volume left its own limits unused since this was asked last, in nanoseconds: what came back of them then found their buckets full, and is lost.
+    /// `None` if it has no limit, or was removed.
+    pub fn take_limit_unused_ns(&mut self, key: VolumeKey, now_ns: u64) -> Option<u64> {
+        let limits = self.volume(key)?.limits.as_mut()?;
+        Some(limits.take_unused_ns(now_ns))
+    }
+
     /// This core does nothing any more: what it used before says nothing of what it will use.
     pub fn rest(&mut self) {
         (self.peak_ns, self.peak_wanted_ns, self.was_held) = (0, 0, false);

@@ -84,7 +84,6 @@ struct Seat {
     slo: Slo,
     /// It is one of those that share the device; otherwise somebody else counts for it.
     counts: bool,
-    limits: Limits,
     /// Waiters whose turn has come and who have not taken it, in order.
     granted: VecDeque<u32>,
     counted: Counted,
@@ -123,6 +122,8 @@ struct State {
     was_busy: bool,
     reported_at: Time,
     judged_at: Time,
+    /// For how long nobody asked for anything since then, which isn't counted.
+    rested_ns: u64,
     /// Stable changes and flushes that ended, ever; how many share a flush, from these.
     durable_ended: u64,
     durable_seen: u64,
@@ -165,6 +166,7 @@ impl<P: Platform> Turns<P> {
                     was_busy: false,
                     reported_at: now,
                     judged_at: now,
+                    rested_ns: 0,
                     durable_ended: 0,
                     durable_seen: 0,
                     flushes_seen: 0,
@@ -221,7 +223,6 @@ impl<P: Platform> Turns<P> {
             key,
             slo,
             counts,
-            limits,
             granted: VecDeque::new(),
             counted: Counted::new(stats.clone()),
             judged_used_ns: 0,
@@ -441,7 +442,7 @@ impl<P: Platform> Inner<P> {
         let unjudged_ns = now.since(state.judged_at);
         if unjudged_ns >= JUDGED_EVERY_NS {
             state.judged_at = now;
-            judge(state, unjudged_ns);
+            judge(state, now, unjudged_ns);
         }
         self.pump(state);
     }
@@ -466,10 +467,11 @@ impl<P: Platform> Inner<P> {
         let now = self.platform.now();
         let rested_ns = now.since(state.reported_at);
         if rested_ns >= JUDGED_EVERY_NS {
-            judge(state, 0);
+            judge(state, now, 0);
             state.judged_at = now;
         } else {
             state.judged_at = state.judged_at.plus_ns(rested_ns);
+            state.rested_ns = state.rested_ns.saturating_add(rested_ns);
         }
     }
 
@@ -544,15 +546,17 @@ impl<P: Platform> Inner<P> {
     }
 }
 
-/// Who wanted more and got less than promised, over so many nanoseconds.
-fn judge(state: &mut State, passed_ns: u64) {
+/// Who wanted more and got less than promised, over so many nanoseconds until now.
+fn judge(state: &mut State, now: Time, passed_ns: u64) {
+    let rested_ns = std::mem::take(&mut state.rested_ns);
     for at in 0..state.seats.len() {
-        let Some(seat) = &state.seats[at] else {
+        let Some((key, slo)) = state.seats[at].as_ref().map(|seat| (seat.key, seat.slo)) else {
             continue;
         };
-        let promise = state.promise(seat.slo);
-        let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
-        let is_waiting = state.scheduler.waiting_of(seat.key) > 0;
+        let promise = state.promise(slo);
+        let used_ns = state.scheduler.used_ns(key).unwrap_or(0);
+        let is_waiting = state.scheduler.waiting_of(key) > 0;
+        let unused_ns = state.scheduler.take_limit_unused_ns(key, now.0);
         let Some(seat) = &mut state.seats[at] else {
             continue;
         };
@@ -564,9 +568,15 @@ fn judge(state: &mut State, passed_ns: u64) {
         let queued_ns = seat.counted.queued_ns();
         let queued = queued_ns.saturating_sub(seat.judged_queued_ns);
         let is_held_up = got == 0 || queued >= passed_ns / 2;
-        // Its own limits are not a broken promise; nor is what is done to have a move of it come to its end.
-        let is_limited = seat.limits != Limits::default() || seat.is_slowed;
-        if is_waiting && seat.was_waiting && is_held_up && is_short && !is_limited {
+        // Its own limit is no broken promise. It is what held it back if it got what that allows, to a twentieth. What it didn't get of it came back to a
+        // full bucket, as it does while something else holds the requests; so it is known how much that was. (For how long the limit held the oldest
+        // request says less: one that a late timer lets go has waited longer, and those behind it find what came back meanwhile. While nothing was asked
+        // for buckets fill up, too, and that is taken off.)
+        let is_limited =
+            unused_ns.is_some_and(|unused_ns| unused_ns.saturating_sub(rested_ns) < passed_ns / 20);
+        // Nor is what is done to have a move of it come to its end.
+        let is_held_back = is_limited || seat.is_slowed;
+        if is_waiting && seat.was_waiting && is_held_up && is_short && !is_held_back {
             seat.counted.short(passed_ns);
         }
         seat.counted.used(used_ns);
@@ -642,7 +652,6 @@ impl<P: Platform> Tenant<P> {
             return;
         };
         let before = std::mem::replace(&mut seat.slo, slo);
-        seat.limits = limits;
         let (key, counts) = (seat.key, seat.counts);
         self.seat.is_limited.set(limits != Limits::default());
         if counts {

@@ -37,6 +37,8 @@ pub(crate) struct LimitBuckets {
     reads: Option<Bucket>,
     writes: Option<Bucket>,
     bytes: Option<Bucket>,
+    /// For how long all of them were full, since somebody asked.
+    unused_ns: u64,
 }
 
 impl LimitBuckets {
@@ -46,6 +48,7 @@ impl LimitBuckets {
             reads: bucket(limits.reads),
             writes: bucket(limits.writes),
             bytes: bucket(limits.bytes),
+            unused_ns: 0,
         })
     }
 
@@ -64,11 +67,9 @@ impl LimitBuckets {
 
     /// When a request of this kind may begin: `None` is now.
     fn until_ns(&mut self, kind: Kind, now_ns: u64) -> Option<u64> {
+        self.fill(now_ns);
         self.of(kind)
-            .filter_map(|bucket| {
-                bucket.fill(now_ns);
-                (!bucket.has_some()).then(|| bucket.ready_at_ns())
-            })
+            .filter_map(|bucket| (!bucket.has_some()).then(|| bucket.ready_at_ns()))
             .max()
     }
 
@@ -79,6 +80,24 @@ impl LimitBuckets {
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes);
         }
+    }
+
+    /// Puts in what came back since the last time. Nothing was drawn meanwhile, so each was full at the end of that, if at all, and all were for as long as
+    /// the last one that became so.
+    fn fill(&mut self, now_ns: u64) {
+        let all = [&mut self.reads, &mut self.writes, &mut self.bytes];
+        let full_ns = all.into_iter().flatten().map(|bucket| {
+            bucket.fill(now_ns);
+            bucket.take_full_ns()
+        });
+        let full_ns = full_ns.min().unwrap_or(0);
+        self.unused_ns = self.unused_ns.saturating_add(full_ns);
+    }
+
+    /// For how long none of them was drawn upon since this was asked last, in nanoseconds: as long as all their buckets were full.
+    pub(crate) fn take_unused_ns(&mut self, now_ns: u64) -> u64 {
+        self.fill(now_ns);
+        std::mem::take(&mut self.unused_ns)
     }
 
     /// Takes it back.

@@ -5,6 +5,7 @@ mod calibrate;
 mod company;
 mod figure13;
 mod latency;
+mod missed;
 mod properties;
 mod rules;
 mod shares;

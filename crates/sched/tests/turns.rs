@@ -12,13 +12,13 @@ use flagstone_sched::{
 };
 use flagstone_sim::{SimPlatform, World, WorldConfig};
 
-const MS: u64 = 1_000_000;
-const SECOND_NS: u64 = 1_000_000_000;
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 
 /// 20,000 blocks a second.
-const BLOCK_NS: u64 = 50_000;
+pub(crate) const BLOCK_NS: u64 = 50_000;
 /// What the device does at a time.
-const CHANNELS: u64 = 20;
+pub(crate) const CHANNELS: u64 = 20;
 
 fn prices() -> Prices {
     let block = Price {
@@ -39,7 +39,7 @@ fn ceiling() -> Ceiling {
     }
 }
 
-fn divided(policy: Policy) -> Settings {
+pub(crate) fn divided(policy: Policy) -> Settings {
     Settings {
         ceiling: Some(ceiling()),
         policy,
@@ -49,10 +49,10 @@ fn divided(policy: Policy) -> Settings {
 
 /// A device with channels; each is busy with a block for a while.
 #[derive(Clone)]
-struct Channels(Rc<Budget>);
+pub(crate) struct Channels(pub(crate) Rc<Budget>);
 
 impl Channels {
-    fn new() -> Channels {
+    pub(crate) fn new() -> Channels {
         Channels(Rc::new(Budget::new(CHANNELS)))
     }
 
@@ -65,12 +65,12 @@ impl Channels {
     }
 }
 
-fn turns(world: &World, core: usize, device: &Arc<Device>) -> Turns<SimPlatform> {
+pub(crate) fn turns(world: &World, core: usize, device: &Arc<Device>) -> Turns<SimPlatform> {
     Turns::new(world.platform(core), core, device.clone(), || 0)
 }
 
 /// A greedy client: so many reads in flight as `wants` says. Counts answers.
-fn greedy(
+pub(crate) fn greedy(
     world: &World,
     core: usize,
     tenant: &Tenant<SimPlatform>,
@@ -94,7 +94,7 @@ fn greedy(
     answers
 }
 
-fn stop() -> Rc<Cell<bool>> {
+pub(crate) fn stop() -> Rc<Cell<bool>> {
     Rc::default()
 }
 
