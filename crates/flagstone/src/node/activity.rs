@@ -319,11 +319,14 @@ pub(super) struct VolumeSpan<'a> {
     pub(super) trim: IoMetrics,
     pub(super) look: IoMetrics,
     pub(super) change: IoMetrics,
-    pub(super) waited: LatencyHistogram,
+    waited: LatencyHistogram,
     pub(super) used_ns: u64,
     pub(super) short_ns: u64,
-    limited_ns: u64,
+    pub(super) limited_ns: u64,
+    promised_ns: Option<u64>,
     under_way_ns: u64,
+    /// Turns of members of other dvols are in it, too.
+    is_striped: bool,
 }
 
 impl<'a> VolumeSpan<'a> {
@@ -349,8 +352,37 @@ impl<'a> VolumeSpan<'a> {
             used_ns: now.used_ns.saturating_sub(before.used_ns),
             short_ns: now.short_ns.saturating_sub(before.short_ns),
             limited_ns: now.limited_ns.saturating_sub(before.limited_ns),
+            promised_ns: now.promised_ns,
             under_way_ns: now.under_way_ns.saturating_sub(before.under_way_ns),
+            is_striped: false,
         }
+    }
+
+    /// Adds the turns of another member. Each is promised its part of the whole, and of the device.
+    fn add_member(&mut self, member: &VolumeSpan<'_>) {
+        self.is_striped = true;
+        self.waited.merge(&member.waited);
+        // Its core may have been looked at for a little longer, or less long.
+        let used = member.used_ns as f64 / member.interval_ns as f64;
+        let used_ns = (used * self.interval_ns as f64) as u64;
+        self.used_ns = self.used_ns.saturating_add(used_ns);
+        let both = [self.promised_ns, member.promised_ns];
+        self.promised_ns = both.into_iter().flatten().reduce(u64::saturating_add);
+        // At the same time, as far as is known: they are parts of the interval, and the whole is short as long as one of them is.
+        self.short_ns = self.short_ns.max(member.short_ns);
+        self.limited_ns = self.limited_ns.max(member.limited_ns);
+    }
+
+    /// For how long its operations waited for their turns, all added up. Those of a striped volume take turns of several members side by side, each of which
+    /// is counted; then they waited for as long as one of these did on average. (For the longest of them, really, which nobody has counted.)
+    pub(super) fn waited_ns(&self) -> u64 {
+        let sum_ns = self.waited.sum_ns();
+        let (turns, operations) = (self.waited.count(), self.operations());
+        if !self.is_striped || turns <= operations {
+            return sum_ns;
+        }
+        let part = u128::from(sum_ns) * u128::from(operations) / u128::from(turns);
+        u64::try_from(part).unwrap_or(u64::MAX)
     }
 
     pub(super) fn kinds(&self) -> [&IoMetrics; 6] {
@@ -414,12 +446,12 @@ impl<'a> VolumeSpan<'a> {
 
     /// The part of its device's time that it used, where that is divided.
     pub(super) fn used(&self) -> Option<f64> {
-        let divided = self.now.promised_ns.map(|_| self.used_ns);
+        let divided = self.promised_ns.map(|_| self.used_ns);
         divided.map(|used_ns| used_ns as f64 / self.interval_ns as f64)
     }
 
     pub(super) fn promised(&self) -> Option<f64> {
-        self.now.promised_ns.map(|ns| ns as f64 / SECOND_NS)
+        self.promised_ns.map(|ns| ns as f64 / SECOND_NS)
     }
 
     /// True if it did as much as its limit allows.
@@ -443,7 +475,7 @@ impl<'a> VolumeSpan<'a> {
     }
 
     fn slo_state(&self) -> SloState {
-        match self.now.promised_ns {
+        match self.promised_ns {
             _ if self.is_at_limit() => SloState::Limited,
             None => SloState::Undivided,
             Some(_) if self.short_ns > 0 => SloState::Missed,
@@ -457,9 +489,9 @@ impl<'a> VolumeSpan<'a> {
             ActivityOrder::Iops => self.operations(),
             ActivityOrder::Bytes => self.read.bytes + self.write.bytes,
             ActivityOrder::Latency => self.latency().quantile_ns(0.99).unwrap_or(0),
-            ActivityOrder::Waited => self.waited.sum_ns(),
+            ActivityOrder::Waited => self.waited_ns(),
             // Time of devices without a ceiling is not counted: what is asked of them stands in for it.
-            ActivityOrder::Used => match self.now.promised_ns {
+            ActivityOrder::Used => match self.promised_ns {
                 Some(_) => self.used_ns,
                 None => self.blocks(),
             },
@@ -481,7 +513,7 @@ impl<'a> VolumeSpan<'a> {
             latency: Latency::of(&self.latency()),
             waited: Latency::of(&self.waited),
             in_flight: self.in_flight(),
-            waiting: at_a_time(self.waited.sum_ns(), self.interval_ns),
+            waiting: at_a_time(self.waited_ns(), self.interval_ns),
             used: self.used().map(fine),
             promised: self.promised().map(fine),
             slo_state: self.slo_state(),
@@ -545,6 +577,7 @@ impl<'a> Spans<'a> {
             let found = core.filesystems.iter();
             filesystems.extend(found.map(|now| span(&known_files, now)));
         }
+        add_members(before, after, &mut volumes, &intervals);
         Spans {
             volumes,
             filesystems,
@@ -561,6 +594,34 @@ impl<'a> Spans<'a> {
     /// How long was looked, in nanoseconds: the longest of all cores.
     pub(super) fn interval_ns(&self) -> u64 {
         self.interval_ns.values().copied().max().unwrap_or(1)
+    }
+}
+
+/// Adds the turns of members to the volumes that they are members of, whichever cores these and those are on.
+fn add_members(
+    before: &Look,
+    after: &Look,
+    volumes: &mut [VolumeSpan<'_>],
+    intervals: &BTreeMap<u32, u64>,
+) {
+    if after.cores.iter().all(|core| core.members.is_empty()) {
+        return;
+    }
+    let known = before.cores.iter().flat_map(|core| &core.members);
+    let known: BTreeMap<DvolId, &VolumeLook> =
+        known.map(|member| (member.look.id, &member.look)).collect();
+    let at = volumes.iter().enumerate();
+    let at: BTreeMap<DvolId, usize> = at.map(|(at, volume)| (volume.now.id, at)).collect();
+    for core in &after.cores {
+        let interval_ns = intervals.get(&core.core).copied().unwrap_or(1);
+        for member in &core.members {
+            let then = known.get(&member.look.id).copied();
+            let span = VolumeSpan::between(then, &member.look, core.core, interval_ns);
+            // It has none if the whole was deleted between the looks at two cores.
+            if let Some(volume) = at.get(&member.of).and_then(|at| volumes.get_mut(*at)) {
+                volume.add_member(&span);
+            }
+        }
     }
 }
 
@@ -661,7 +722,7 @@ fn device_activities(before: &Look, after: &Look, spans: &Spans<'_>) -> Vec<Devi
         let io = device_io(before, after, index);
         let took_ns = io.iter().map(|kind| kind.latency.sum_ns()).sum();
         let mine = spans.of_device(index);
-        let waited_ns = mine.iter().map(|volume| volume.waited.sum_ns()).sum();
+        let waited_ns = mine.iter().map(|volume| volume.waited_ns()).sum();
         let ceiling = facts.schedule.ceiling;
         let sum = |of: fn(&VolumeSpan<'_>) -> Option<f64>| {
             // Of none, the sum that the library makes is -0.

@@ -464,14 +464,14 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         flush: Took::of(&volume.flush),
         trim: Took::of(&volume.trim),
         stable: since(|look| look.stable),
-        waited_ns: volume.waited.sum_ns(),
+        waited_ns: volume.waited_ns(),
         in_flight: volume.now.in_flight,
         occupied_ns: since(|look| look.occupied_ns),
         errors: errors_of(volume),
         used: volume.used(),
         promised: volume.promised(),
         missed: volume.short_ns as f64 / volume.interval_ns.max(1) as f64,
-        limited_ns: since(|look| look.limited_ns),
+        limited_ns: volume.limited_ns,
         policy: facts.map_or_else(SchedulePolicy::default, |facts| facts.schedule.policy),
         device_used: is_divided.then(|| {
             let used = mine.iter().filter_map(|volume| volume.used());

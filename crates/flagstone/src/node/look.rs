@@ -50,6 +50,8 @@ pub struct CoreLook {
     pub devices: Vec<DeviceLook>,
     /// Volumes that were used since the node was started.
     pub volumes: Vec<VolumeLook>,
+    /// Members of striped volumes, but for the first of each, which is the volume: perhaps one of another core.
+    pub members: Vec<MemberLook>,
     /// Filesystems that NFS clients have used, as if they were volumes called [`filesystem_name`]; a commit is a flush.
     pub filesystems: Vec<VolumeLook>,
 }
@@ -116,6 +118,15 @@ pub struct VolumeLook {
     pub short_ns: u64,
     /// Device time that it is promised, in nanoseconds a second; `None` where nothing is divided.
     pub promised_ns: Option<u64>,
+}
+
+/// A member of a striped volume: what was counted of its turns. Its operations are counted for the whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberLook {
+    /// Which volume it is a member of.
+    pub of: DvolId,
+    /// As if it were a volume.
+    pub look: VolumeLook,
 }
 
 /// Before the names of filesystems among volumes, of which none can be called that.

@@ -45,7 +45,9 @@ pub use filesystems::{
     ImageStoreSpec,
 };
 pub use journals::{HandOverSpec, HandedOverJournal, JournalInfo, JournalPage};
-pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook, filesystem_name};
+pub use look::{
+    CoreLook, DeviceFacts, DeviceLook, IoMark, Look, MemberLook, VolumeLook, filesystem_name,
+};
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemIo, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::node::{
-    CoreLook, DeviceCeiling, DeviceFacts, DeviceLook, ErrorCount, IoMark, SloLimit, SloPromise,
+    CoreLook, DeviceCeiling, DeviceFacts, DeviceLook, ErrorCount, IoMark, MemberLook, SloLimit,
+    SloPromise,
 };
 
 const MS: u64 = 1_000_000;
@@ -205,6 +206,94 @@ fn the_order_is_the_one_asked_for() {
         assert_eq!(found.active_count, 2, "those that begin with it");
         assert_eq!(found.read.per_second, 502.0, "of all volumes");
     }
+}
+
+/// They may be on other cores, which are looked at for another time.
+#[test]
+fn turns_of_members_are_those_of_the_whole() {
+    let two = |at_ns: u64, other_at_ns, head: VolumeLook, member: VolumeLook| {
+        let beside = VolumeLook {
+            promised_ns: Some(SECOND / 4),
+            used_ns: at_ns / 10,
+            ..volume(2, "beside")
+        };
+        let mut both = look(at_ns, true, vec![beside, head]);
+        let of_nobody = VolumeLook {
+            used_ns: at_ns,
+            ..volume(8, ".stripe.7")
+        };
+        both.cores.push(CoreLook {
+            core: 1,
+            at_ns: other_at_ns,
+            members: vec![
+                MemberLook {
+                    of: DvolId(7),
+                    look: of_nobody,
+                },
+                MemberLook {
+                    of: DvolId(1),
+                    look: member,
+                },
+            ],
+            ..CoreLook::default()
+        });
+        both
+    };
+    let head = VolumeLook {
+        used_ns: 7 * SECOND,
+        ..volume(1, "hot")
+    };
+    let member = VolumeLook {
+        used_ns: 3 * SECOND,
+        short_ns: 5 * SECOND,
+        waited: waited(40, MS),
+        ..volume(3, ".stripe.1")
+    };
+    let then = two(SECOND, 5 * SECOND, head.clone(), member.clone());
+    let head = VolumeLook {
+        read: marked(100, 6 * MS),
+        used_ns: head.used_ns + 100 * MS,
+        short_ns: 100 * MS,
+        waited: waited(100, 2 * MS),
+        promised_ns: Some(SECOND / 8),
+        ..head
+    };
+    let mut waits = LatencyHistogram::new();
+    (0..40).for_each(|_| waits.record(MS));
+    (0..100).for_each(|_| waits.record(4 * MS));
+    let member = VolumeLook {
+        used_ns: member.used_ns + 300 * MS,
+        short_ns: member.short_ns + 300 * MS,
+        waited: waits.mark(),
+        promised_ns: Some(SECOND / 8),
+        ..member
+    };
+    let now = two(2 * SECOND, 7 * SECOND, head.clone(), member.clone());
+    let found = activity(&then, &now, &all());
+    assert_eq!(names(&found), ["hot", "beside"]);
+    let hot = &found.volumes[0];
+    // A tenth of a second, and 150 ms of each second.
+    assert_eq!((hot.used, hot.promised), (Some(0.25), Some(0.25)));
+    assert_eq!((hot.slo_state, hot.missed), (SloState::Missed, 0.3));
+    // Two hundred turns of 3 ms, for a hundred operations.
+    assert_eq!(hot.waiting, 0.3);
+    assert_eq!(hot.waited.expect("some").mean_ns, 3 * MS);
+    let device = &found.devices[0];
+    assert_eq!((device.used, device.promised), (Some(0.35), Some(0.5)));
+    assert_eq!(device.waiting, 0.15, "in the longest of all intervals");
+    let users: Vec<(&str, f64)> = device
+        .users
+        .iter()
+        .map(|user| (user.volume.as_str(), user.part))
+        .collect();
+    assert_eq!(users, [("hot", 0.7143), ("beside", 0.2857)]);
+    // One whose first member nobody has used for a while, so that it has no turns.
+    let head = VolumeLook {
+        promised_ns: None,
+        ..head
+    };
+    let found = activity(&then, &two(2 * SECOND, 7 * SECOND, head, member), &all());
+    assert_eq!(found.volumes[0].promised, Some(0.125));
 }
 
 #[test]

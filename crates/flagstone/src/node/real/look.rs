@@ -11,7 +11,7 @@ use super::core::CoreNode;
 use super::describe::wall_clock_ns;
 use super::names::is_hidden;
 use crate::node::{
-    CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, NodeError, VolumeLook,
+    CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, MemberLook, NodeError, VolumeLook,
 };
 
 /// Volumes that are copied before requests have their turn again: some fifty microseconds of work.
@@ -48,9 +48,14 @@ impl RealNode {
 /// Looks at one core. Volumes and filesystems come first, so that what follows is as old as the last of them.
 async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     let ids = core.counted();
-    let mut volumes = Vec::with_capacity(ids.len());
+    let (mut volumes, mut members) = (Vec::with_capacity(ids.len()), Vec::new());
     for some in ids.chunks(VOLUMES_AT_A_TIME) {
-        volumes.extend(some.iter().filter_map(|&id| core.look_at_volume(id)));
+        for look in some.iter().filter_map(|&id| core.look_at_volume(id)) {
+            match core.names.whole_of(look.id) {
+                None => volumes.push(look),
+                Some(of) => members.push(MemberLook { of, look }),
+            }
+        }
         core.platform.yield_now().await;
     }
     let mut filesystems = Vec::new();
@@ -84,21 +89,30 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
         at_ns: core.platform.now().0,
         devices,
         volumes,
+        members,
         filesystems,
         ..CoreLook::default()
     }
 }
 
 impl CoreNode {
+    /// A volume, or a member of one.
     fn look_at_volume(&self, id: DvolId) -> Option<VolumeLook> {
-        let name = self.names.name_of(id).filter(|name| !is_hidden(name))?;
-        let place = self.names.find(&name)?;
+        let (name, place) = self.names.place_of(id)?;
+        if is_hidden(&name) && self.names.whole_of(id).is_none() {
+            return None;
+        }
         let owned = self.engines.get(place.engine)?;
         let counters = owned.engine.counters();
+        // Its tenant here has a part of what the whole is promised.
+        let slo = match self.names.stripe_of(id) {
+            Some(stripe) => stripe.slo(),
+            None => self.slo_of(id),
+        };
         let empty = VolumeLook {
             journal_full_ns: counters.journal_full_ns.get(),
             checkpoints: counters.checkpoints.get(),
-            ..VolumeLook::new(id, name, owned.device, self.slo_of(id))
+            ..VolumeLook::new(id, name, owned.device, slo)
         };
         self.fill_look(empty)
     }

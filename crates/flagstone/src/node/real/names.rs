@@ -339,6 +339,12 @@ impl Names {
         self.read(|t| t.stripes.get(&id).cloned())
     }
 
+    /// The striped volume that a dvol is a member of without being the first one, which is the volume.
+    pub(super) fn whole_of(&self, id: DvolId) -> Option<DvolId> {
+        let head = self.read(|t| t.stripes.get(&id)?.members.first().copied());
+        head.filter(|head| *head != id)
+    }
+
     /// The name of the volume that a dvol is, or is a member of.
     pub(super) fn shown_name_of(&self, id: DvolId) -> Option<String> {
         self.read(|t| {

@@ -13,6 +13,7 @@ mod inspected;
 mod room;
 mod snapshots;
 mod together;
+mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
