@@ -401,12 +401,6 @@ impl<'a> VolumeSpan<'a> {
         self.kinds().iter().map(|kind| kind.operations).sum()
     }
 
-    /// Time that operations took, all added up.
-    pub(super) fn latency_sum_ns(&self) -> u64 {
-        let sums = self.kinds().map(|kind| kind.latency.sum_ns());
-        sums.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
-    }
-
     /// Blocks of 4 KiB that it moved; an operation is at least one.
     pub(super) fn blocks(&self) -> u64 {
         let blocks = |kind: &&IoMetrics| kind.operations.max(kind.bytes / BLOCK_SIZE);

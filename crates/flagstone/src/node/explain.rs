@@ -14,7 +14,7 @@ use flagstone_types::DvolId;
 use super::activity::{
     DeviceUser, Spans, VolumeActivity, VolumeSpan, core_activities, device_io, users,
 };
-use super::look::{CoreLook, Look, VolumeLook};
+use super::look::{CoreLook, Look, ServerLook, VolumeLook};
 use super::metrics::{ErrorCount, IoMetrics};
 use super::slo::{SchedulePolicy, Slo};
 use super::types::VolumeInfo;
@@ -130,11 +130,10 @@ pub struct Measured {
     pub core_busy: f64,
     /// The part of the time for which something was due and the core didn't come to it.
     pub core_late: f64,
-    /// Commands of NBD that the core answered, of all its volumes, from their arrival until their replies were handed
-    /// to the socket.
-    pub commands: Took,
-    /// Operations of all volumes on the core.
-    pub operations: Took,
+    /// Commands of NBD that the core answered, of all its volumes, and their operations.
+    pub nbd: ServerLook,
+    /// The same of the native protocol.
+    pub native: ServerLook,
 }
 
 /// What time can be spent on.
@@ -296,7 +295,7 @@ fn causes(measured: &Measured) -> Vec<Cause> {
 
 /// What matters beside the time of operations, the most serious first.
 fn notes(measured: &Measured) -> Vec<Note> {
-    let found = [stuck, errors, missed, client, gateway, late, core];
+    let found = [stuck, errors, missed, client, nbd, native, late, core];
     found.iter().filter_map(|note| note(measured)).collect()
 }
 
@@ -367,24 +366,34 @@ fn client(measured: &Measured) -> Option<Note> {
     note(NoteKind::Client, says)
 }
 
-/// What passes between a command's arrival and its operation, and behind that until its answer is sent.
-fn gateway(measured: &Measured) -> Option<Note> {
-    let outside_ns = measured
-        .commands
-        .sum_ns
-        .saturating_sub(measured.operations.sum_ns);
-    let part = outside_ns as f64 / measured.commands.sum_ns.max(1) as f64;
+fn nbd(measured: &Measured) -> Option<Note> {
+    gateway("a command of NBD", &measured.nbd, measured)
+}
+
+fn native(measured: &Measured) -> Option<Note> {
+    gateway(
+        "a request of the native protocol",
+        &measured.native,
+        measured,
+    )
+}
+
+/// What passes between a command's arrival and its operation, and behind that until its answer is sent. Each protocol for itself: beside much that is
+/// asked for by another one nothing would be left.
+fn gateway(what: &str, server: &ServerLook, measured: &Measured) -> Option<Note> {
+    let outside_ns = server.commands_ns.saturating_sub(server.operations_ns);
+    let part = outside_ns as f64 / server.commands_ns.max(1) as f64;
     // Some is the way of the data through the socket, and clocks are read at other moments.
     if part < 0.25 {
         return None;
     }
     let says = format!(
-        "of the time from the arrival of a command of NBD on core {} until its reply is handed to the socket, {} ({} for \
+        "of the time from the arrival of {what} on core {} until its reply is handed to the socket, {} ({} for \
          each) passes outside of its operation: it waits for its data, for room in its connection's window, or for \
          clients to take the replies before it",
         measured.core,
         percent(part),
-        time(outside_ns / measured.commands.count.max(1))
+        time(outside_ns / server.commands.max(1))
     );
     note(NoteKind::Gateway, says)
 }
@@ -436,15 +445,6 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         .iter()
         .find(|core| core.core == volume.core)
         .map_or(0.0, |core| core.busy);
-    let on_core = spans
-        .volumes
-        .iter()
-        .filter(|other| other.core == volume.core);
-    let operations = on_core.fold(Took::default(), |sum, other| Took {
-        count: sum.count + other.operations(),
-        sum_ns: sum.sum_ns.saturating_add(other.latency_sum_ns()),
-        p99_ns: 0,
-    });
     let mut known = before.cores.iter().flat_map(|core| &core.volumes);
     let known = known.find(|known| known.id == volume.now.id);
     // Of its journal and its device more was counted than of the volume, if it was not used before.
@@ -486,12 +486,8 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         checkpoints: since_known(|look| look.checkpoints),
         core_busy,
         core_late: late_part(&then, &now),
-        commands: Took {
-            count: now.commands.saturating_sub(then.commands),
-            sum_ns: now.commands_ns.saturating_sub(then.commands_ns),
-            p99_ns: 0,
-        },
-        operations,
+        nbd: now.nbd.since(&then.nbd),
+        native: now.native.since(&then.native),
     }
 }
 

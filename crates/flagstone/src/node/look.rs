@@ -42,10 +42,10 @@ pub struct CoreLook {
     pub spin_ns: u64,
     /// Time for which something was due and it didn't come to it, a millisecond or more at a time, in nanoseconds.
     pub late_ns: u64,
-    /// Commands of NBD answered, failed ones included.
-    pub commands: u64,
-    /// Time from their arrival until their replies were handed to the socket, all together, in nanoseconds.
-    pub commands_ns: u64,
+    /// What its NBD server did with volumes.
+    pub nbd: ServerLook,
+    /// What its server of the native protocol did with volumes.
+    pub native: ServerLook,
     /// What it asked of devices: one each, by their index.
     pub devices: Vec<DeviceLook>,
     /// Volumes that were used since the node was started.
@@ -54,6 +54,28 @@ pub struct CoreLook {
     pub members: Vec<MemberLook>,
     /// Filesystems that NFS clients have used, as if they were volumes called [`filesystem_name`]; a commit is a flush.
     pub filesystems: Vec<VolumeLook>,
+}
+
+/// What a server of a core did with volumes: commands that are read, write, flush or deallocate, the only ones whose operations are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServerLook {
+    /// Commands answered, failed ones included.
+    pub commands: u64,
+    /// Time from their arrival until their replies were handed to the socket, all together, in nanoseconds.
+    pub commands_ns: u64,
+    /// Time that their operations took, all together, in nanoseconds.
+    pub operations_ns: u64,
+}
+
+impl ServerLook {
+    /// What was counted between an earlier look and this one.
+    pub fn since(&self, earlier: &ServerLook) -> ServerLook {
+        ServerLook {
+            commands: self.commands.saturating_sub(earlier.commands),
+            commands_ns: self.commands_ns.saturating_sub(earlier.commands_ns),
+            operations_ns: self.operations_ns.saturating_sub(earlier.operations_ns),
+        }
+    }
 }
 
 /// What a core asked of a device.

@@ -46,7 +46,8 @@ pub use filesystems::{
 };
 pub use journals::{HandOverSpec, HandedOverJournal, JournalInfo, JournalPage};
 pub use look::{
-    CoreLook, DeviceFacts, DeviceLook, IoMark, Look, MemberLook, VolumeLook, filesystem_name,
+    CoreLook, DeviceFacts, DeviceLook, IoMark, Look, MemberLook, ServerLook, VolumeLook,
+    filesystem_name,
 };
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemIo, FilesystemMetrics, IoMetrics, MetricKind,

@@ -1,17 +1,22 @@
 //! What goes on, on a real node.
 
-use std::io::Read;
+use std::io::{Read, Write};
 
 use flagstone::node::{
     Activity, ActivityQuery, CauseKind, DeviceCeiling, Explanation, NodeOptions, NoteKind,
-    Schedule, Slo, SloLimit, SloState, activity, explanation,
+    Schedule, ServerLook, Slo, SloLimit, SloState, activity, explanation,
 };
+use flagstone_types::checksum::crc32c;
+use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
 
-use crate::client::{Client, FLUSH, READ};
+use crate::client::{Client, FLUSH, READ, WRITE};
 use crate::file_slos::create as create_filesystem;
 use crate::filesystems::with_nfs;
+use crate::native::client::Native;
+use crate::native::{addresses, listening, volume};
 use crate::support::Scene;
 use crate::volume_files::client::{FileSync, Files};
+use crate::volume_files::exporting;
 
 const MIB: u64 = 1 << 20;
 
@@ -261,6 +266,122 @@ fn flushes_errors_and_idle_clients_are_told() {
     let sums = [&volume.write, &volume.flush].map(|kind| kind.operations);
     assert_eq!(sums, [20, 20]);
     assert!(volume.occupied_ns > 0 && volume.occupied_ns < look.cores[0].at_ns);
-    assert_eq!(look.cores[0].commands, 40);
-    assert!(look.cores[0].commands_ns >= volume.occupied_ns / 2);
+    let nbd = look.cores[0].nbd;
+    assert_eq!(nbd.commands, 40);
+    assert!(nbd.operations_ns >= volume.occupied_ns, "{nbd:?}");
+    assert!(nbd.commands_ns >= nbd.operations_ns, "{nbd:?}");
+    assert_eq!(look.cores[0].native, ServerLook::default());
+}
+
+/// Operations of the volume "held", which wait for its limit: half a second and more.
+fn much_by_nbd(scene: &Scene) {
+    let mut client = scene.attach("held");
+    client.submit_many(READ, &[(0, 4096); 12]);
+    for _ in 0..12 {
+        assert_eq!(client.answer().0, 0);
+        client.data(4096);
+    }
+}
+
+fn much_natively((native, held): (&mut Native, VolumeNo)) {
+    for _ in 0..12 {
+        let head = RequestHeader {
+            volume: held,
+            len_bytes: 4096,
+            ..RequestHeader::of(Operation::Read)
+        };
+        native.send(head, &[], &[]);
+    }
+    for _ in 0..12 {
+        assert_eq!(native.receive().expect("an answer").status(), Status::Ok);
+    }
+}
+
+fn much_by_files(scene: &Scene) {
+    let mut files = Files::mount(scene);
+    let held = files.find("held");
+    for _ in 0..12 {
+        files.read(&held, 0, 4096).expect("read");
+    }
+}
+
+/// A command whose data come late, and meanwhile that.
+fn slow_by_nbd(scene: &Scene, meanwhile: impl FnOnce()) {
+    let mut client = scene.attach("slow");
+    client.submit(WRITE, 0, 4096, &[]);
+    meanwhile();
+    client.stream.write_all(&[1; 4096]).expect("sent");
+    assert_eq!(client.answer().0, 0);
+}
+
+fn slow_natively((native, slow): (&mut Native, VolumeNo), meanwhile: impl FnOnce()) {
+    let data = [1; 4096];
+    let mut head = RequestHeader {
+        volume: slow,
+        number: native.next,
+        payload_bytes: data.len() as u32,
+        payload_crc: crc32c(&data),
+        ..RequestHeader::of(Operation::Write)
+    };
+    head.set_body(&[]);
+    native.next += 1;
+    native.stream.write_all(&head.encode()).expect("sent");
+    meanwhile();
+    native.stream.write_all(&data).expect("sent");
+    assert_eq!(native.receive().expect("an answer").status(), Status::Ok);
+}
+
+/// However long operations take that are asked for otherwise.
+#[test]
+fn time_in_front_of_operations_is_told_by_protocol() {
+    let scene = Scene::with(|options| {
+        listening(options);
+        exporting(options);
+    });
+    let tokens = ["slow", "held"].map(|name| volume(&scene, name, None));
+    let limited = Slo {
+        limit: SloLimit {
+            reads: Some(20),
+            ..SloLimit::default()
+        },
+        ..Slo::default()
+    };
+    let change = scene.ask(|node| node.set_slo("held".to_owned(), limited, false));
+    change.expect("changed");
+    let address = addresses(&scene)[0];
+    let (mut native, mut other) = (Native::connect(address), Native::connect(address));
+    let slow = native.opened("slow", &tokens[0], 0);
+    let held = other.opened("held", &tokens[1], 0);
+    let noted = |act: &mut dyn FnMut()| {
+        let found = explained(&scene, "slow", act);
+        let notes = found.notes.into_iter();
+        let notes = notes.filter(|note| note.kind == NoteKind::Gateway);
+        notes.map(|note| note.says).collect::<Vec<_>>()
+    };
+    let by_nbd = "a command of NBD on core 0";
+    let natively = "a request of the native protocol on core 0";
+    let found = [
+        (
+            by_nbd,
+            noted(&mut || slow_by_nbd(&scene, || much_natively((&mut other, held)))),
+        ),
+        (
+            by_nbd,
+            noted(&mut || slow_by_nbd(&scene, || much_by_files(&scene))),
+        ),
+        (
+            natively,
+            noted(&mut || slow_natively((&mut native, slow), || much_by_nbd(&scene))),
+        ),
+        (
+            natively,
+            noted(&mut || slow_natively((&mut native, slow), || much_by_files(&scene))),
+        ),
+    ];
+    for (by, notes) in found {
+        assert_eq!(notes.len(), 1, "{by}: {notes:?}");
+        assert!(notes[0].contains(by), "{by}: {notes:?}");
+    }
+    assert!(noted(&mut || much_natively((&mut other, held))).is_empty());
+    assert!(noted(&mut || much_by_nbd(&scene)).is_empty());
 }

@@ -557,24 +557,55 @@ fn errors_and_broken_promises_come_first() {
 
 #[test]
 fn time_outside_of_operations() {
-    let measured = Measured {
-        commands: took(2000, 2 * MS),
-        operations: took(2000, MS),
+    let half = ServerLook {
+        commands: 2000,
+        commands_ns: 4 * SECOND,
+        operations_ns: 2 * SECOND,
+    };
+    let little = ServerLook {
+        operations_ns: 4 * SECOND - SECOND / 2,
+        ..half
+    };
+    // Whatever the other protocol does.
+    let busy = ServerLook {
+        operations_ns: 100 * SECOND,
+        ..half
+    };
+    for other in [ServerLook::default(), little, busy] {
+        let by_nbd = Measured {
+            nbd: half,
+            native: other,
+            ..sample()
+        };
+        let natively = Measured {
+            nbd: other,
+            native: half,
+            ..sample()
+        };
+        for (measured, what) in [
+            (by_nbd, "a command of NBD on core 1"),
+            (natively, "a request of the native protocol on core 1"),
+        ] {
+            let notes = notes(&measured);
+            assert_eq!(notes.len(), 1, "{notes:?}");
+            assert_eq!(notes[0].kind, NoteKind::Gateway);
+            let says = &notes[0].says;
+            assert!(says.contains(what), "{says}");
+            assert!(says.contains("50% (1.0ms for each)"), "{says}");
+        }
+    }
+    let both = Measured {
+        nbd: half,
+        native: half,
         ..sample()
     };
-    let notes = notes(&measured);
-    assert_eq!(notes.len(), 1, "{notes:?}");
-    assert_eq!(notes[0].kind, NoteKind::Gateway);
-    assert!(
-        notes[0].says.contains("50% (1.0ms for each)"),
-        "{}",
-        notes[0].says
-    );
-    let little = Measured {
-        commands: took(2000, MS + MS / 5),
-        ..measured
+    assert_eq!(noted(&both), [NoteKind::Gateway, NoteKind::Gateway]);
+    let neither = Measured {
+        nbd: little,
+        native: busy,
+        ..sample()
     };
-    assert_eq!(noted(&little), []);
+    assert_eq!(noted(&neither), []);
 }
 
 #[test]

@@ -41,7 +41,7 @@ use super::recording::Recording;
 use super::schedule::{self, Schedules};
 use super::start::Share;
 use super::stripes::notes_as_member;
-use super::volume::{RealVolume, VolumeCounters};
+use super::volume::{AskedBy, RealVolume, VolumeCounters};
 use crate::node::{MoveHooks, MovePoint, Slo};
 
 pub(super) use self::nbd::Directory;
@@ -133,6 +133,8 @@ pub(super) struct CoreNode {
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     /// Of what is asked of members of striped volumes: the whole is counted.
     pub(super) uncounted: Rc<VolumeCounters>,
+    /// What operations took, by who asked for them.
+    pub(super) asked: AskedBy,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
     /// Of volumes that have another SLO than all.
@@ -215,6 +217,7 @@ impl CoreNode {
             identity: known.identity,
             counters: RefCell::default(),
             uncounted: Rc::default(),
+            asked: AskedBy::default(),
             turns,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
@@ -405,7 +408,7 @@ impl CoreNode {
         self.engines.put(owned);
     }
 
-    /// A volume, or a snapshot of one, to be read and written. `None` while a stream is being received into it: what it
+    /// A volume, or a snapshot of one, to be read and written: for the native server, unless whoever has it opened says so ([`RealVolume::asked`]). `None` while a stream is being received into it: what it
     /// has then is neither of two states.
     pub(super) fn volume(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
         let is_receiving = handle.layer.is_none() && self.names.is_receiving(handle.id);
@@ -420,7 +423,11 @@ impl CoreNode {
             Some(StripePart::Head { .. }) => Some(self.open_stripe(&volume.engine, handle)?),
             Some(StripePart::Member { .. }) => return None,
         };
-        Some(RealVolume { stripe, ..volume })
+        Some(RealVolume {
+            stripe,
+            asked: self.asked.native.clone(),
+            ..volume
+        })
     }
 
     /// Refuses a change of a volume that a stream is being received into, or that is being moved. Asked on the core, right before the change:
@@ -484,6 +491,7 @@ impl CoreNode {
             failure_domain: self.failure_domain.clone(),
             tenant: self.tenant_of(owned.device, handle.id)?,
             counters: self.counters_of(handle.id),
+            asked: self.asked.others.clone(),
             serving: owned.serving.clone(),
             notes: self.notes_of(handle.id),
             stripe: None,

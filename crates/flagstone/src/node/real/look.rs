@@ -2,17 +2,42 @@
 
 use std::rc::Rc;
 
+use flagstone_gateway::nbd::Command;
 use flagstone_platform::Platform;
 use flagstone_runtime::IoKindStats;
 use flagstone_types::DvolId;
+use flagstone_wire::Operation;
 
 use super::RealNode;
 use super::core::CoreNode;
 use super::describe::wall_clock_ns;
 use super::names::is_hidden;
 use crate::node::{
-    CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, MemberLook, NodeError, VolumeLook,
+    CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, MemberLook, NodeError, ServerLook,
+    VolumeLook,
 };
+
+/// Commands of NBD that are operations of a volume. Others are questions, or refused.
+const NBD: [Command; 5] = [
+    Command::Read,
+    Command::Write,
+    Command::Flush,
+    Command::Trim,
+    Command::WriteZeroes,
+];
+
+/// The same of the native protocol.
+const NATIVE: [Operation; 9] = [
+    Operation::Read,
+    Operation::Write,
+    Operation::Zero,
+    Operation::Deallocate,
+    Operation::Flush,
+    Operation::ReadMetadata,
+    Operation::CompareAndSwap,
+    Operation::Commit,
+    Operation::ReadIf,
+];
 
 /// Volumes that are copied before requests have their turn again: some fifty microseconds of work.
 const VOLUMES_AT_A_TIME: usize = 64;
@@ -77,15 +102,9 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
             trim: io_mark(&io.discard),
         });
     }
-    let (mut commands, mut commands_ns) = (0, 0);
-    let counted = core.nbd().map(|server| server.counters());
-    for command in counted.iter().flat_map(|counted| &counted.commands) {
-        commands += command.answered + command.failed;
-        commands_ns += command.latency.sum_ns();
-    }
     CoreLook {
-        commands,
-        commands_ns,
+        nbd: look_at_nbd(&core),
+        native: look_at_native(&core),
         at_ns: core.platform.now().0,
         devices,
         volumes,
@@ -93,6 +112,38 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
         filesystems,
         ..CoreLook::default()
     }
+}
+
+fn look_at_nbd(core: &CoreNode) -> ServerLook {
+    let mut look = ServerLook {
+        operations_ns: core.asked.nbd.took_ns(),
+        ..ServerLook::default()
+    };
+    let counted = core.nbd().map(|server| server.counters());
+    for counted in counted
+        .iter()
+        .flat_map(|all| NBD.map(|one| all.command(one)))
+    {
+        look.commands += counted.answered + counted.failed;
+        look.commands_ns += counted.latency.sum_ns();
+    }
+    look
+}
+
+fn look_at_native(core: &CoreNode) -> ServerLook {
+    let mut look = ServerLook {
+        operations_ns: core.asked.native.took_ns(),
+        ..ServerLook::default()
+    };
+    let counted = core.native().map(|server| server.counters());
+    for counted in counted
+        .iter()
+        .flat_map(|all| NATIVE.map(|one| all.operation(one)))
+    {
+        look.commands += counted.answered + counted.failed;
+        look.commands_ns += counted.latency.sum_ns();
+    }
+    look
 }
 
 impl CoreNode {

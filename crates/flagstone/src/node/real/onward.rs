@@ -14,7 +14,7 @@ use flagstone_gateway::volume::{
     AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
 };
 use flagstone_platform::buf::BUFFER_ALIGN;
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
@@ -130,11 +130,36 @@ impl CoreNode {
             .names
             .epoch_behind(wanted.id, wanted.nth, wanted.epoch)
             .unwrap_or(Epoch(0));
-        Ok(Some(RealVolume { epoch, ..volume }))
+        Ok(Some(RealVolume {
+            epoch,
+            // It counts where it was asked for.
+            asked: self.asked.others.clone(),
+            ..volume
+        }))
+    }
+}
+
+/// An operation that is done elsewhere, as long as this is there. It takes the time of those who ask for it here.
+struct Away<'a> {
+    volume: &'a RealVolume,
+    since: Time,
+}
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        let now = self.volume.platform.now();
+        self.volume.asked.add(now.since(self.since));
     }
 }
 
 impl RealVolume {
+    fn away(&self) -> Away<'_> {
+        Away {
+            volume: self,
+            since: self.platform.now(),
+        }
+    }
+
     /// Whether it was moved away.
     pub(super) fn is_gone(&self) -> bool {
         self.notes.gate.is_gone()
@@ -234,6 +259,7 @@ impl RealVolume {
             Part::Data(bytes) => engine::Piece::Data(IoBuf::copy_of(&bytes).into()),
             Part::Zeros(len) => engine::Piece::Zeros(len),
         };
+        let _away = self.away();
         loop {
             let remote = self.remote(false).await?;
             let read = match &remote {
@@ -271,6 +297,7 @@ impl RealVolume {
                 return written;
             }
         }
+        let _away = self.away();
         loop {
             let remote = self.remote(true).await?;
             let written = match &remote {
@@ -312,6 +339,7 @@ macro_rules! here_or_onward {
                 return done;
             }
         }
+        let _away = $self.away();
         loop {
             let remote = $self.remote($changes).await?;
             let done = match &remote {

@@ -217,6 +217,10 @@ async fn part_of(
     from_bytes: u64,
 ) -> Result<StreamPart, DvolError> {
     let volume = core.volume(engine, layer).ok_or(DvolError::NotFound)?;
+    let volume = RealVolume {
+        asked: core.asked.others.clone(),
+        ..volume
+    };
     let what = since.map_or(What::Allocated, What::ChangedSince);
     let plan = plan_of(&volume.engine, layer, what, from_bytes, SENT).await?;
     let reads = plan.ranges.into_iter().map(|range| read(&volume, range));

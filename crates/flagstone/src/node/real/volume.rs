@@ -116,6 +116,32 @@ impl VolumeCounters {
     }
 }
 
+/// What operations took that somebody asked for, of all volumes of a core together.
+#[derive(Default)]
+pub(super) struct Asked {
+    took_ns: Cell<u64>,
+}
+
+impl Asked {
+    pub(super) fn add(&self, took_ns: u64) {
+        self.took_ns.set(self.took_ns.get().saturating_add(took_ns));
+    }
+
+    /// All that ended, also those that failed or were given up, in nanoseconds.
+    pub(super) fn took_ns(&self) -> u64 {
+        self.took_ns.get()
+    }
+}
+
+/// The same by who asks: of commands of a protocol it is to be known how much of their time their operations are.
+#[derive(Default)]
+pub(super) struct AskedBy {
+    pub(super) nbd: Rc<Asked>,
+    pub(super) native: Rc<Asked>,
+    /// Files of volumes, streams, members of striped volumes for the whole, and those who had a volume open where it was before.
+    pub(super) others: Rc<Asked>,
+}
+
 /// An operation under way. It is over when this is dropped: also if nobody waits for it any more.
 pub(super) struct Began<'a> {
     volume: &'a RealVolume,
@@ -125,18 +151,23 @@ pub(super) struct Began<'a> {
 impl Began<'_> {
     /// It is over. Returns how long it took, in nanoseconds.
     pub(super) fn end(self, now: Time) -> u64 {
-        let took_ns = now.since(self.at);
-        self.volume.counters.under_way.end(now);
+        let took_ns = self.over(now);
         // Or it would be over twice.
         std::mem::forget(self);
+        took_ns
+    }
+
+    fn over(&self, now: Time) -> u64 {
+        let took_ns = now.since(self.at);
+        self.volume.counters.under_way.end(now);
+        self.volume.asked.add(took_ns);
         took_ns
     }
 }
 
 impl Drop for Began<'_> {
     fn drop(&mut self) {
-        let now = self.volume.platform.now();
-        self.volume.counters.under_way.end(now);
+        self.over(self.volume.platform.now());
     }
 }
 
@@ -272,6 +303,8 @@ pub(super) struct RealVolume {
     /// Whose turn it has to be.
     pub(super) tenant: Tenant<UringPlatform>,
     pub(super) counters: Rc<VolumeCounters>,
+    /// Where it counts what operations took, by who has it open.
+    pub(super) asked: Rc<Asked>,
     /// Whether its journal is served here.
     pub(super) serving: Rc<Gate>,
     pub(super) notes: Rc<VolumeNotes>,

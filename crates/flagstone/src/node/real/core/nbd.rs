@@ -196,7 +196,10 @@ impl VolumeDirectory for Directory {
             return Ok(Opened::OnCore(core));
         }
         match self.core.volume(engine, handle) {
-            Some(volume) => Ok(Opened::Here(volume)),
+            Some(volume) => Ok(Opened::Here(RealVolume {
+                asked: self.core.asked.nbd.clone(),
+                ..volume
+            })),
             None => Err(OpenError::Unavailable),
         }
     }

@@ -184,6 +184,8 @@ fn open(core: &CoreNode, key: Key) -> Result<RealVolume, FileError> {
         return Err(FileError::Later);
     }
     let volume = core.volume(found.place, found.handle);
+    let asked = core.asked.others.clone();
+    let volume = volume.map(|volume| RealVolume { asked, ..volume });
     volume.ok_or(FileError::Stale)
 }
 
