@@ -24,6 +24,7 @@ mod moves_resumed;
 mod moves_shares;
 mod native;
 mod native_access;
+mod native_fenced;
 mod series;
 mod slo;
 mod stop;

@@ -7,9 +7,11 @@ use std::time::Duration;
 use flagstone::node::TokenText;
 use flagstone_types::Lsn;
 use flagstone_types::checksum::crc32c;
+use flagstone_wire::batch::{self, Condition};
 use flagstone_wire::hello::{HelloReply, HelloRequest, Nonce, SessionId};
 use flagstone_wire::open::{OpenReply, OpenRequest, Target};
 use flagstone_wire::proof::{Claim, Key};
+use flagstone_wire::snapshots::{NewSnapshot, encode_snapshots};
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, ReplyHeader, RequestHeader, Status, VolumeNo};
 
 /// What came back.
@@ -146,10 +148,6 @@ impl Native {
     /// Asks for a volume, without waiting for an answer.
     pub(crate) fn send_open(&mut self, target: Target<'_>, token: &TokenText, flags: u8) -> u64 {
         let (number, digits) = token.0.split_once('-').expect("NUMBER-KEY");
-        let mut key = [0; 32];
-        for (at, byte) in key.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("hexadecimal");
-        }
         let token = number.parse().expect("a number");
         let claim = Claim {
             server: self.server,
@@ -163,7 +161,7 @@ impl Native {
         let open = OpenRequest {
             target,
             token,
-            proof: claim.prove(&Key(key)),
+            proof: claim.prove(&key(digits)),
         };
         open.encode(&mut body);
         let mut head = RequestHeader::of(Operation::Open);
@@ -236,6 +234,36 @@ impl Native {
         };
         self.ask(head, name.as_bytes(), &[])
     }
+
+    /// Asks for changes of several volumes, or for ranges of them, under conditions.
+    pub(crate) fn batch<E: batch::Entry>(
+        &mut self,
+        head: RequestHeader,
+        conditions: &[Condition],
+        parts: &[E],
+        payload: &[u8],
+    ) -> Answer {
+        let mut body = Vec::new();
+        batch::encode(conditions, parts, &mut body).expect("few");
+        self.ask(head, &body, payload)
+    }
+
+    /// Takes a snapshot of this name of each of these.
+    pub(crate) fn snapshot(&mut self, volumes: &[VolumeNo], name: &str) -> Answer {
+        let new = volumes.iter().map(|&volume| NewSnapshot { volume, name });
+        let mut body = Vec::new();
+        encode_snapshots(&new.collect::<Vec<_>>(), &mut body).expect("few");
+        self.ask(RequestHeader::of(Operation::Snapshot), &body, &[])
+    }
+}
+
+/// A key as people have it.
+fn key(digits: &str) -> Key {
+    let mut key = [0; 32];
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("hexadecimal");
+    }
+    Key(key)
 }
 
 fn read(stream: &mut TcpStream) -> Option<Answer> {

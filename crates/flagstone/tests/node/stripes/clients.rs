@@ -305,6 +305,9 @@ fn who_opens_it_alone_locks_the_others_out_of_all_members() {
         let deleted = scene.ask(|node| node.delete_snapshot(at("hot", "s")));
         deleted.expect("is deleted");
     }
+    let taken = first.snapshot(&[theirs], "s");
+    assert_eq!(taken.status(), Status::StaleEpoch);
+    assert_eq!(second.snapshot(&[mine], "s").status(), Status::Ok);
     let wrote = second.write(mine, UNIT - 4096, &[7; 8192], 0);
     assert_eq!(wrote.status(), Status::Ok, "{}", wrote.sentence());
     let read = first.read(theirs, UNIT - 4096, 8192);

@@ -1,0 +1,57 @@
+//! Who was locked out by somebody who has opened a volume alone.
+
+use flagstone_wire::batch::{Change, Condition};
+use flagstone_wire::operation::flag;
+use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
+
+use crate::native::client::Native;
+use crate::native::{addresses, listening, volume};
+use crate::support::Scene;
+
+fn change(volume: VolumeNo) -> Change {
+    Change::Write {
+        volume,
+        offset_bytes: 0,
+        len_bytes: 512,
+        metadata: 0,
+    }
+}
+
+fn commit(native: &mut Native, conditions: &[Condition], volumes: &[VolumeNo], byte: u8) -> Status {
+    let changes: Vec<Change> = volumes.iter().copied().map(change).collect();
+    let bytes = vec![byte; 512 * changes.len()];
+    let head = RequestHeader::of(Operation::Commit);
+    native.batch(head, conditions, &changes, &bytes).status()
+}
+
+/// Also if only one of several was opened alone by somebody else: then nothing of it is done.
+#[test]
+fn who_is_locked_out_commits_nothing_and_takes_no_snapshot() {
+    let scene = Scene::with(listening);
+    let names = ["free", "taken"];
+    let tokens = names.map(|name| volume(&scene, name, None));
+    let at = addresses(&scene)[0];
+    let mut first = Native::connect(at);
+    let [free, taken] = [0, 1].map(|of| first.opened(names[of], &tokens[of], 0));
+    assert_eq!(commit(&mut first, &[], &[free, taken], 1), Status::Ok);
+    let mut second = Native::connect(at);
+    let mine = second.opened("taken", &tokens[1], flag::ALONE);
+    for volumes in [&[taken][..], &[free, taken]] {
+        let refused = commit(&mut first, &[], volumes, 2);
+        assert_eq!(refused, Status::StaleEpoch, "{volumes:?}");
+        let refused = first.snapshot(volumes, "s").status();
+        assert_eq!(refused, Status::StaleEpoch, "{volumes:?}");
+    }
+    for (of, volume) in [free, taken].into_iter().enumerate() {
+        let name = names[of];
+        assert_eq!(first.read(volume, 0, 512).payload, [1; 512], "{name}");
+        let snapshot = first.open(&format!("{name}@s"), &tokens[of], 0);
+        assert_eq!(snapshot.status(), Status::NotFound, "{name}");
+    }
+    // What nobody has taken is his still, and the other one's is whose it is now.
+    assert_eq!(commit(&mut first, &[], &[free], 3), Status::Ok);
+    assert_eq!(first.snapshot(&[free], "s").status(), Status::Ok);
+    assert_eq!(commit(&mut second, &[], &[mine], 4), Status::Ok);
+    assert_eq!(second.snapshot(&[mine], "s").status(), Status::Ok);
+    assert_eq!(second.read(mine, 0, 512).payload, [4; 512]);
+}
