@@ -93,7 +93,7 @@ impl Trap {
     }
 }
 
-fn until<T>(why: &str, look: impl Fn() -> Option<T>) -> T {
+pub(crate) fn until<T>(why: &str, look: impl Fn() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {

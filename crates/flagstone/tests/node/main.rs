@@ -25,6 +25,7 @@ mod moves_shares;
 mod native;
 mod native_access;
 mod native_fenced;
+mod native_held;
 mod series;
 mod slo;
 mod stop;

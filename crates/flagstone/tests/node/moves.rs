@@ -30,7 +30,7 @@ const BLOCK: u64 = 4096;
 const MOVES: usize = 40;
 
 /// A node with two cores and two devices, on which the native protocol is served.
-fn scene(other: &Folder) -> Scene {
+pub(crate) fn scene(other: &Folder) -> Scene {
     let path = other.path.join("other.img");
     let format = FormatOptions {
         size_bytes: Some(2 << 30),
@@ -53,7 +53,7 @@ fn change(options: &mut NodeOptions, other: &Folder) {
     });
 }
 
-fn to(device: Option<&str>, core: Option<u32>) -> MoveSpec {
+pub(crate) fn to(device: Option<&str>, core: Option<u32>) -> MoveSpec {
     MoveSpec {
         device: device.map(str::to_owned),
         core,
@@ -78,7 +78,7 @@ fn sized(name: &str, device: &str, mib: u64) -> VolumeSpec {
 }
 
 /// Moves a volume and waits for the end of that.
-fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
+pub(crate) fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
     let begun = scene.ask(|node| node.move_volume(name.to_owned(), spec));
     begun.expect("begins");
     ended(scene, name)
