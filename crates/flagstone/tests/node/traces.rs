@@ -10,14 +10,21 @@ use flagstone::node::{
     DeviceTrace, NodeErrorKind, TRACE_ROWS_MAX, TraceQuery, TracedKind, TracedOperation,
     TracedResult,
 };
+use flagstone_types::Lsn;
+use flagstone_wire::batch::Change;
+use flagstone_wire::operation::flag::{DURABLE, KEEP_SPACE};
+use flagstone_wire::{Operation, RequestHeader};
 
 use crate::client::{FLUSH, READ};
+use crate::native::client::Native;
+use crate::native::{addresses, listening, volume};
 use crate::support::Scene;
 
 const BLOCK: u64 = 4096;
 
 fn traced(layers: &[&str]) -> Scene {
     Scene::with(|options| {
+        listening(options);
         let layers = layers.iter().map(|layer| layer.parse().expect(layer));
         options.devices[0].layers = layers.collect();
     })
@@ -100,6 +107,74 @@ fn what_a_client_does_is_seen_at_the_device() {
     assert!(has(
         "behind layers, for measuring and testing: latency flushes=3ms"
     ));
+}
+
+/// Nothing has flushed what it changes before, so a flush has to come between what is asked and its answer.
+#[test]
+fn what_is_answered_as_durable_over_the_native_protocol_was_flushed() {
+    let scene = traced(&["trace operations=4096"]);
+    let token = volume(&scene, "vm", None);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let vm = native.opened("vm", &token, 0);
+    native.write(vm, 0, &[1; 65536], 0).lsn();
+    until_laid_out(&scene);
+    let head = |operation, flags, block, len_bytes| RequestHeader {
+        volume: vm,
+        offset_bytes: block * BLOCK,
+        len_bytes,
+        flags,
+        ..RequestHeader::of(operation)
+    };
+    let cleared = |native: &mut Native, operation, flags, block| {
+        let head = head(operation, flags, block, BLOCK);
+        native.ask(head, &[], &[]).lsn()
+    };
+    let swapped = [[1; 512], [2; 512]].concat();
+    let change = Change::Write {
+        volume: vm,
+        offset_bytes: 5 * BLOCK,
+        len_bytes: 512,
+        metadata: 0,
+    };
+    type Ask<'a> = &'a dyn Fn(&mut Native) -> Lsn;
+    let asked: [(&str, Ask); 7] = [
+        ("WRITE", &|native| {
+            native.write(vm, 0, &[2; 4096], DURABLE).lsn()
+        }),
+        ("ZERO", &|native| {
+            cleared(native, Operation::Zero, DURABLE, 1)
+        }),
+        ("ZERO with KEEP_SPACE", &|native| {
+            cleared(native, Operation::Zero, DURABLE | KEEP_SPACE, 2)
+        }),
+        ("DEALLOCATE", &|native| {
+            cleared(native, Operation::Deallocate, DURABLE, 3)
+        }),
+        ("COMPARE_AND_SWAP", &|native| {
+            let head = head(Operation::CompareAndSwap, DURABLE, 4, 512);
+            native.ask(head, &[], &swapped).lsn()
+        }),
+        ("COMMIT", &|native| {
+            let head = RequestHeader {
+                flags: DURABLE,
+                ..RequestHeader::of(Operation::Commit)
+            };
+            native.batch(head, &[], &[change], &[2; 512]).lsn()
+        }),
+        ("FLUSH", &|native| {
+            native.write(vm, 0, &[3; 4096], 0).lsn();
+            native.range(Operation::Flush, vm, 0, 0).lsn()
+        }),
+    ];
+    for (what, ask) in asked {
+        let from = trace(&scene, None).next;
+        ask(&mut native);
+        let seen = trace(&scene, Some(from)).items;
+        let is_flushed = |item: &TracedOperation| {
+            item.kind == TracedKind::Flush && item.result == TracedResult::Done
+        };
+        assert!(seen.iter().any(is_flushed), "{what}: {seen:?}");
+    }
 }
 
 #[test]
