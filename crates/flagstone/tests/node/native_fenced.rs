@@ -1,12 +1,16 @@
-//! Who was locked out by somebody who has opened a volume alone.
+//! Who was locked out by somebody who has opened a volume alone: with what may be asked of several volumes at once, and behind moves.
 
 use flagstone_wire::batch::{Change, Condition};
 use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
 
+use crate::client::{READ, TRIM, ZEROES};
+use crate::moves::{self, moved, to};
 use crate::native::client::Native;
 use crate::native::{addresses, listening, volume};
-use crate::support::Scene;
+use crate::support::{Folder, Scene};
+
+const BLOCK: u64 = 4096;
 
 fn change(volume: VolumeNo) -> Change {
     Change::Write {
@@ -54,4 +58,38 @@ fn who_is_locked_out_commits_nothing_and_takes_no_snapshot() {
     assert_eq!(commit(&mut second, &[], &[mine], 4), Status::Ok);
     assert_eq!(second.snapshot(&[mine], "s").status(), Status::Ok);
     assert_eq!(second.read(mine, 0, 512).payload, [4; 512]);
+}
+
+/// What it asks is passed on to where the volume is now, in the epoch in which it was attached. Who came behind that goes on.
+#[test]
+fn a_client_of_nbd_that_was_locked_out_stays_so_behind_moves() {
+    let other = Folder::new();
+    let scene = moves::scene(&other);
+    let token = volume(&scene, "vm", Some(0));
+    let mut old = scene.attach("vm");
+    assert_eq!(old.write(0, &[1; BLOCK as usize]), 0);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    native.opened("vm", &token, flag::ALONE);
+    let mut new = scene.attach("vm");
+    // To another core, to another device there, and back: each is one move more behind.
+    let places = [
+        (None, Some(1)),
+        (Some("other"), None),
+        (Some("main"), Some(0)),
+    ];
+    for (nth, (device, core)) in places.into_iter().enumerate() {
+        moved(&scene, "vm", to(device, core));
+        assert_ne!(old.write(0, &[2; BLOCK as usize]), 0, "{nth}");
+        for command in [ZEROES, TRIM] {
+            let error = old.call_with(0, command, 0, BLOCK as u32);
+            assert_ne!(error, 0, "{nth}: {command}");
+        }
+        let byte = 3 + nth as u8;
+        assert_eq!(new.write(BLOCK, &[byte; BLOCK as usize]), 0, "{nth}");
+        let wanted = [[1; BLOCK as usize], [byte; BLOCK as usize]].concat();
+        for client in [&mut old, &mut new] {
+            let read = client.call(READ, 0, 2 * BLOCK as u32);
+            assert!(read == (0, wanted.clone()), "{nth}");
+        }
+    }
 }
