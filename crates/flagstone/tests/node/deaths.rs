@@ -33,11 +33,11 @@ use crate::support::{Down, Scene, copy_image};
 const IMAGE: &str = "device.dead";
 const BLOCKS: u64 = 48;
 const SNAPSHOT: u64 = 1 << 20;
-const NOW: u64 = 2 << 20;
+pub(crate) const NOW: u64 = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a node comes to a stop, and whether it has.
-struct Trap {
+pub(crate) struct Trap {
     point: MovePoint,
     /// Whether the node is to die there, and what its device has then is to be kept.
     dies: bool,
@@ -45,7 +45,7 @@ struct Trap {
 }
 
 impl Trap {
-    fn at(point: MovePoint) -> Arc<Trap> {
+    pub(crate) fn at(point: MovePoint) -> Arc<Trap> {
         Arc::new(Trap {
             point,
             dies: true,
@@ -86,7 +86,7 @@ impl Trap {
         options.stop_grace_ms = 50;
     }
 
-    fn until_sprung(&self) {
+    pub(crate) fn until_sprung(&self) {
         until("nobody comes to that point", || {
             self.sprung.load(Ordering::SeqCst).then_some(())
         });
@@ -106,7 +106,7 @@ pub(crate) fn until<T>(why: &str, look: impl Fn() -> Option<T>) -> T {
 
 const DEVICE_BYTES: u64 = 64 << 20;
 
-fn small(change: impl FnOnce(&mut NodeOptions)) -> Scene {
+pub(crate) fn small(change: impl FnOnce(&mut NodeOptions)) -> Scene {
     let start = Scene::start(DEVICE_BYTES, |options| {
         listening(options);
         options.stop_grace_ms = 50;
@@ -115,12 +115,12 @@ fn small(change: impl FnOnce(&mut NodeOptions)) -> Scene {
     start.expect("a node")
 }
 
-fn trapped(trap: &Arc<Trap>) -> Scene {
+pub(crate) fn trapped(trap: &Arc<Trap>) -> Scene {
     small(|options| trap.arm(options))
 }
 
 /// Started again, where it was.
-fn up(down: Down, at: SocketAddr) -> Scene {
+pub(crate) fn up(down: Down, at: SocketAddr) -> Scene {
     up_with(down, at, |_| {})
 }
 
@@ -138,12 +138,12 @@ fn again(scene: Scene) -> Scene {
 }
 
 /// It has died at the point of its trap.
-fn dead(scene: Scene) -> Down {
+pub(crate) fn dead(scene: Scene) -> Down {
     scene.down().with_image(IMAGE)
 }
 
 /// A volume with a snapshot and a second token. Its first token.
-fn filled(scene: &Scene) -> TokenText {
+pub(crate) fn filled(scene: &Scene) -> TokenText {
     let owner = volume(scene, "vm", None);
     token(scene, "vm", TokenKind::Reader);
     let mut client = scene.attach("vm");

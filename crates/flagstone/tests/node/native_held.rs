@@ -1,9 +1,11 @@
-//! What clients of the native protocol may ask of a volume while it is moved.
+//! What clients of the native protocol may ask of a volume while it is moved, and what of several if one of them may be elsewhere.
 
-use flagstone::node::{MoveSpec, MoveState};
+use flagstone::node::{MovePoint, MoveSpec, MoveState};
+use flagstone_wire::batch::{Change, Condition, ReadRange};
 use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
 
-use crate::deaths::until;
+use crate::between::{begin, promise};
+use crate::deaths::{NOW, Trap, dead, filled, small, trapped, until, up};
 use crate::moves::{self, block, ended, to};
 use crate::native::client::Native;
 use crate::native::{addresses, volume};
@@ -88,4 +90,66 @@ fn nothing_but_the_bytes_of_a_volume_changes_while_it_is_moved() {
         assert_eq!(status, Status::Ok, "{operation:?}");
     }
     assert_eq!(native.read(vm, 0, BLOCK).payload, [5; BLOCK as usize]);
+}
+
+/// A read of one volume waits until it is known whose it is, which may be for hours. What is asked of it together with others doesn't: all of them have to be
+/// looked at in one instant.
+#[test]
+fn what_is_asked_together_with_a_volume_that_may_be_elsewhere_is_to_come_again() {
+    let trap = Trap::at(MovePoint::ArrivalKept);
+    let (one, other) = (small(|_| {}), trapped(&trap));
+    let tokens = [filled(&one), volume(&one, "free", None)];
+    let there = addresses(&other)[0];
+    let mut native = Native::connect(addresses(&one)[0]);
+    let vm = native.opened("vm", &tokens[0], 0);
+    let free = native.opened("free", &tokens[1], 0);
+    native.write(free, 0, &block(1), 0).lsn();
+    let lsn = native.read(vm, 0, 1).head.lsn;
+    let arrival = promise(&one, &other, "vm").expect("promises");
+    begin(&one, arrival, "vm").expect("begins");
+    trap.until_sprung();
+    let range = |volume| ReadRange {
+        volume,
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+    };
+    let unchanged = |volume| Condition::UnchangedSince {
+        volume,
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+        lsn,
+    };
+    // Whoever waits all the same is late.
+    let head = |operation| RequestHeader {
+        patience_ms: 5000,
+        ..RequestHeader::of(operation)
+    };
+    let both = [free, vm].map(range);
+    let read = native.batch(head(Operation::ReadIf), &[], &both, &[]);
+    assert_eq!(read.status(), Status::Busy, "{}", read.sentence());
+    let conditions = [unchanged(vm)];
+    let free_alone = [range(free)];
+    let read = native.batch(head(Operation::ReadIf), &conditions, &free_alone, &[]);
+    assert_eq!(read.status(), Status::Busy, "{}", read.sentence());
+    let change = Change::Write {
+        volume: free,
+        offset_bytes: 0,
+        len_bytes: BLOCK,
+        metadata: 0,
+    };
+    let commit = head(Operation::Commit);
+    let changed = native.batch(commit, &conditions, &[change], &block(2));
+    assert_eq!(changed.status(), Status::Busy, "{}", changed.sentence());
+    let read = native.batch(head(Operation::ReadIf), &[], &free_alone, &[]);
+    assert_eq!(read.status(), Status::Ok, "{}", read.sentence());
+    assert_eq!(read.payload, block(1), "and nothing was changed");
+    // It stays, as its target has forgotten it.
+    let _other = up(dead(other), there);
+    until("it isn't known whose it is", || {
+        let read = one.show("vm").ok()?;
+        read.moving.is_none().then_some(())
+    });
+    let read = native.batch(head(Operation::ReadIf), &[], &both, &[]);
+    assert_eq!(read.status(), Status::Ok, "{}", read.sentence());
+    assert_eq!(read.payload, [block(1), block(NOW)].concat());
 }
