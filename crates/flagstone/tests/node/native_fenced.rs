@@ -1,6 +1,8 @@
-//! Who was locked out by somebody who has opened a volume alone: with what may be asked of several volumes at once, and behind moves.
+//! Who was locked out by somebody who has opened a volume alone: with what may be asked of several volumes at once, behind moves, and while the epoch is
+//! just being raised.
 
-use flagstone_wire::batch::{Change, Condition};
+use flagstone_types::{Epoch, Lsn};
+use flagstone_wire::batch::{Change, Condition, ReadRange};
 use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
 
@@ -92,4 +94,93 @@ fn a_client_of_nbd_that_was_locked_out_stays_so_behind_moves() {
             assert!(read == (0, wanted.clone()), "{nth}");
         }
     }
+}
+
+fn in_epoch(volume: VolumeNo, epoch: u32) -> [Condition; 1] {
+    let epoch = Epoch(epoch);
+    [Condition::Epoch { volume, epoch }]
+}
+
+fn read_if(native: &mut Native, conditions: &[Condition], volume: VolumeNo) -> Status {
+    let range = ReadRange {
+        volume,
+        offset_bytes: 0,
+        len_bytes: 512,
+    };
+    let head = RequestHeader::of(Operation::ReadIf);
+    native.batch(head, conditions, &[range], &[]).status()
+}
+
+fn raising(volume: VolumeNo, epoch: u32) -> RequestHeader {
+    RequestHeader {
+        volume,
+        lsn: Lsn(epoch.into()),
+        ..RequestHeader::of(Operation::SetEpoch)
+    }
+}
+
+/// A writer of several volumes has one of them opened alone, and makes his changes of the others conditional on that.
+#[test]
+fn a_condition_holds_in_the_epoch_of_its_volume_and_in_none_before() {
+    let scene = Scene::with(listening);
+    let tokens = ["lock", "data"].map(|name| volume(&scene, name, None));
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let lock = native.opened("lock", &tokens[0], 0);
+    let data = native.opened("data", &tokens[1], 0);
+    assert_eq!(commit(&mut native, &[], &[data], 1), Status::Ok);
+    let epoch = scene.show("lock").expect("is there").epoch + 3;
+    let raised = native.ask(raising(lock, epoch), &[], &[]);
+    assert_eq!(raised.status(), Status::Ok, "{}", raised.sentence());
+    for below in [epoch - 3, epoch - 1] {
+        let conditions = in_epoch(lock, below);
+        let refused = commit(&mut native, &conditions, &[data], 2);
+        assert_eq!(refused, Status::StaleEpoch, "{below}");
+        let refused = read_if(&mut native, &conditions, data);
+        assert_eq!(refused, Status::StaleEpoch, "{below}");
+    }
+    assert_eq!(native.read(data, 0, 512).payload, [1; 512]);
+    let conditions = in_epoch(lock, epoch);
+    assert_eq!(read_if(&mut native, &conditions, data), Status::Ok);
+    assert_eq!(commit(&mut native, &conditions, &[data], 3), Status::Ok);
+    assert_eq!(native.read(data, 0, 512).payload, [3; 512]);
+}
+
+/// Whoever raises an epoch waits for the changes that are under way. The device has the old one until then, and nobody may go by that.
+#[test]
+fn a_condition_below_an_epoch_that_is_just_being_raised_does_not_hold() {
+    let scene = Scene::with(|options| {
+        listening(options);
+        let slow = "latency flushes=300ms";
+        options.devices[0].layers = vec![slow.parse().expect(slow)];
+    });
+    let tokens = ["lock", "data"].map(|name| volume(&scene, name, None));
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let lock = native.opened("lock", &tokens[0], 0);
+    let data = native.opened("data", &tokens[1], 0);
+    assert_eq!(commit(&mut native, &[], &[data], 1), Status::Ok);
+    let epoch = scene.show("lock").expect("is there").epoch;
+    let mut raiser = Native::connect(addresses(&scene)[0]);
+    let theirs = raiser.opened("lock", &tokens[0], 0);
+    let durable = RequestHeader {
+        volume: theirs,
+        flags: flag::DURABLE,
+        ..RequestHeader::of(Operation::Write)
+    };
+    raiser.send(durable, &[], &[7; 512]);
+    raiser.send(raising(theirs, epoch + 1), &[], &[]);
+    // Both have come, and wait for the device.
+    raiser.send(RequestHeader::of(Operation::Ping), &[], &[]);
+    raiser.receive().expect("an answer");
+    let conditions = in_epoch(lock, epoch);
+    let refused = commit(&mut native, &conditions, &[data], 2);
+    assert_eq!(refused, Status::StaleEpoch);
+    let refused = read_if(&mut native, &conditions, data);
+    assert_eq!(refused, Status::StaleEpoch);
+    let conditions = in_epoch(lock, epoch + 1);
+    assert_eq!(commit(&mut native, &conditions, &[data], 3), Status::Ok);
+    for _ in 0..2 {
+        let answer = raiser.receive().expect("an answer");
+        assert_eq!(answer.status(), Status::Ok, "{}", answer.sentence());
+    }
+    assert_eq!(native.read(data, 0, 512).payload, [3; 512]);
 }
