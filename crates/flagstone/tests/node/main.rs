@@ -1,6 +1,7 @@
 //! The real node, in this process: what volumes and clients see of each other through it.
 
 mod activity;
+mod arrivals;
 mod between;
 mod between_kept;
 mod between_resumed;

@@ -4,13 +4,14 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use flagstone::node::TokenText;
+use flagstone::node::{Arrival, TokenText};
 use flagstone_types::Lsn;
 use flagstone_types::checksum::crc32c;
+use flagstone_wire::arrival::Warrant;
 use flagstone_wire::batch::{self, Condition};
 use flagstone_wire::hello::{HelloReply, HelloRequest, Nonce, SessionId};
 use flagstone_wire::open::{OpenReply, OpenRequest, Target};
-use flagstone_wire::proof::{Claim, Key};
+use flagstone_wire::proof::{ArrivalClaim, Claim, Key};
 use flagstone_wire::snapshots::{NewSnapshot, encode_snapshots};
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, ReplyHeader, RequestHeader, Status, VolumeNo};
 
@@ -254,6 +255,22 @@ impl Native {
         let mut body = Vec::new();
         encode_snapshots(&new.collect::<Vec<_>>(), &mut body).expect("few");
         self.ask(RequestHeader::of(Operation::Snapshot), &body, &[])
+    }
+
+    /// Proves that whoever is at this end may ask this of an arrival.
+    pub(crate) fn warrant(&self, arrival: &Arrival, operation: Operation, flags: u8) -> Warrant {
+        let claim = ArrivalClaim {
+            server: self.server,
+            client: NONCE,
+            session: self.session,
+            arrival: arrival.number,
+            operation: operation.number(),
+            flags,
+        };
+        Warrant {
+            arrival: arrival.number,
+            proof: claim.prove(&key(&arrival.key.0)),
+        }
     }
 }
 

@@ -1,0 +1,126 @@
+//! What comes from another node, as this one sees it: what is not what was promised.
+
+use flagstone::node::{Arrival, ArrivalSpec, Slo};
+use flagstone_types::checksum::crc32c;
+use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
+use flagstone_wire::arrival::{Arrive, RECORD_BYTES, encode_arrived};
+use flagstone_wire::batch::ATTRIBUTES_BYTES;
+use flagstone_wire::{Operation, RequestHeader, Status};
+
+use crate::between::{node, restart};
+use crate::native::client::{Answer, Native};
+use crate::native::{addresses, volume};
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+/// Of the volume that comes.
+const ID: DvolId = DvolId(0xfedc_ba98_7654_3210);
+
+type Attributes = [u8; ATTRIBUTES_BYTES as usize];
+
+/// Those of a volume that has nothing of its own.
+const NONE: Attributes = [0; ATTRIBUTES_BYTES as usize];
+
+/// Who brings a volume, with what it was promised.
+struct Origin {
+    native: Native,
+    arrival: Arrival,
+}
+
+impl Origin {
+    fn of(scene: &Scene) -> Origin {
+        let spec = ArrivalSpec {
+            volume: "vm".to_owned(),
+            id: format!("{:032x}", ID.0),
+            device: None,
+            core: None,
+            slo: Slo::default(),
+            oversubscribe: false,
+        };
+        let arrival = scene.ask(|node| node.promise_arrival(spec));
+        Origin {
+            native: Native::connect(addresses(scene)[0]),
+            arrival: arrival.expect("promises"),
+        }
+    }
+
+    fn ask(&mut self, operation: Operation, flags: u8, body: &[u8]) -> Answer {
+        let head = RequestHeader {
+            lsn: Lsn(1),
+            flags,
+            ..RequestHeader::of(operation)
+        };
+        self.native.ask(head, body, &[])
+    }
+
+    /// It begins to come, anew or again.
+    fn arrive(&mut self, operation: Operation, attributes: Attributes) -> Answer {
+        let arrive = Arrive {
+            warrant: self.native.warrant(&self.arrival, operation, 0),
+            id: ID,
+            size_bytes: 8 * MIB,
+            reserved_bytes: 0,
+            epoch: Epoch(9),
+            highest_layer: LayerNo(0),
+            snapshot_count: 0,
+            attributes,
+            name: "vm",
+        };
+        let mut body = Vec::new();
+        arrive.encode(&mut body);
+        self.ask(operation, 0, &body)
+    }
+
+    /// It has come, with these tokens.
+    fn arrived(&mut self, record: Option<&[u8; RECORD_BYTES]>) -> Answer {
+        let warrant = self.native.warrant(&self.arrival, Operation::Arrived, 0);
+        let mut body = Vec::new();
+        encode_arrived(&warrant, record, &mut body);
+        self.ask(Operation::Arrived, 0, &body)
+    }
+}
+
+/// A volume's record of tokens that has none (`docs/formats/tokens.md`).
+fn record_of(volume: DvolId) -> [u8; RECORD_BYTES] {
+    let mut record = [0; RECORD_BYTES];
+    record[..4].copy_from_slice(b"FSTK");
+    record[4] = 1;
+    record[8..24].copy_from_slice(&volume.0.to_le_bytes());
+    record[24..28].copy_from_slice(&1_u32.to_le_bytes());
+    let crc = crc32c(&record);
+    record[60..64].copy_from_slice(&crc.to_le_bytes());
+    record
+}
+
+fn tokens(scene: &Scene, volume: &str) -> usize {
+    let listed = scene.ask(|node| node.list_tokens(volume.to_owned()));
+    listed.expect("lists").items.len()
+}
+
+/// Whoever may bring a volume must not take the tokens of another one away, or give it others.
+#[test]
+fn tokens_that_come_are_those_of_the_volume_that_comes() {
+    let scene = node();
+    let token = volume(&scene, "mine", None);
+    let mine = scene.show("mine").expect("is there").id;
+    let mine = DvolId(u128::from_str_radix(&mine, 16).expect("an id"));
+    let mut origin = Origin::of(&scene);
+    let begun = origin.arrive(Operation::Arrive, NONE);
+    assert_eq!(begun.status(), Status::Ok, "{}", begun.sentence());
+    let refused = origin.arrived(Some(&record_of(mine)));
+    assert_ne!(refused.status(), Status::Ok);
+    let opens = |scene: &Scene| {
+        let opened = Native::connect(addresses(scene)[0]).open("mine", &token, 0);
+        assert_eq!(opened.status(), Status::Ok, "{}", opened.sentence());
+        assert_eq!(tokens(scene, "mine"), 1);
+    };
+    opens(&scene);
+    scene.show("vm").expect_err("it has not come");
+    // Its own it may bring.
+    let arrived = origin.arrived(Some(&record_of(ID)));
+    assert_eq!(arrived.status(), Status::Ok, "{}", arrived.sentence());
+    assert_eq!(tokens(&scene, "vm"), 0);
+    opens(&scene);
+    drop(origin);
+    opens(&restart(scene));
+}
