@@ -1,6 +1,7 @@
 //! What comes from another node, as this one sees it: what is not what was promised.
 
 use flagstone::node::{Arrival, ArrivalSpec, Slo};
+use flagstone_fs::{ATTRIBUTE_KIND_MOVES, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME};
 use flagstone_types::checksum::crc32c;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::arrival::{Arrive, RECORD_BYTES, encode_arrived};
@@ -123,4 +124,46 @@ fn tokens_that_come_are_those_of_the_volume_that_comes() {
     opens(&scene);
     drop(origin);
     opens(&restart(scene));
+}
+
+/// Its attributes say what is promised to it, and what it is: none may come that is promised more than was asked for, or that is the node's own.
+#[test]
+fn what_comes_is_a_volume_that_is_promised_what_it_was_to_be() {
+    let scene = node();
+    let count = |scene: &Scene| {
+        let devices = scene.ask(|node| node.list_devices()).expect("lists");
+        devices[0].volume_count
+    };
+    assert_eq!(count(&scene), 0);
+    let mut origin = Origin::of(&scene);
+    let of_kind = |kind| {
+        let mut attributes = NONE;
+        attributes[..2].copy_from_slice(&[kind, 1]);
+        attributes
+    };
+    // A share of three instead of one (`docs/formats/device.md`).
+    let mut promised = NONE;
+    promised[..2].copy_from_slice(&[ATTRIBUTE_KIND_VOLUME, 2]);
+    promised[8] = 3;
+    // An extent, the header, a file and the log of filesystems.
+    let of_filesystems = [1, 2, 3, 4].map(of_kind);
+    let of_node = [ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_MOVES].map(of_kind);
+    let wrong = of_filesystems.into_iter().chain(of_node).chain([promised]);
+    for attributes in wrong {
+        for operation in [Operation::Arrive, Operation::ArriveAgain] {
+            let refused = origin.arrive(operation, attributes);
+            let what = format!("{operation:?} {:?}", &attributes[..9]);
+            assert_eq!(refused.status(), Status::Invalid, "{what}");
+        }
+    }
+    // Nothing has begun.
+    assert_ne!(origin.arrived(None).status(), Status::Ok);
+    assert_eq!(count(&scene), 0);
+    promised[8] = 1;
+    let begun = origin.arrive(Operation::Arrive, promised);
+    assert_eq!(begun.status(), Status::Ok, "{}", begun.sentence());
+    let arrived = origin.arrived(None);
+    assert_eq!(arrived.status(), Status::Ok, "{}", arrived.sentence());
+    let shown = scene.show("vm").expect("has come");
+    assert_eq!((shown.slo, count(&scene)), (Slo::default(), 1));
 }
