@@ -1,11 +1,12 @@
-//! What comes from another node, as this one sees it: what is not what was promised.
+//! What comes from another node, as this one sees it: what is not what was promised, and what is answered of arrivals that nobody knows.
 
 use flagstone::node::{Arrival, ArrivalSpec, Slo};
 use flagstone_fs::{ATTRIBUTE_KIND_MOVES, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME};
 use flagstone_types::checksum::crc32c;
-use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
-use flagstone_wire::arrival::{Arrive, RECORD_BYTES, encode_arrived};
+use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
+use flagstone_wire::arrival::{Arrive, RECORD_BYTES, Settle, Settled, Warrant, encode_arrived};
 use flagstone_wire::batch::ATTRIBUTES_BYTES;
+use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, RequestHeader, Status};
 
 use crate::between::{node, restart};
@@ -46,8 +47,12 @@ impl Origin {
     }
 
     fn ask(&mut self, operation: Operation, flags: u8, body: &[u8]) -> Answer {
+        let attempt = match operation {
+            Operation::Settle => 0,
+            _ => 1,
+        };
         let head = RequestHeader {
-            lsn: Lsn(1),
+            lsn: Lsn(attempt),
             flags,
             ..RequestHeader::of(operation)
         };
@@ -78,6 +83,24 @@ impl Origin {
         let mut body = Vec::new();
         encode_arrived(&warrant, record, &mut body);
         self.ask(Operation::Arrived, 0, &body)
+    }
+
+    /// What became of the arrival of this number, which was to bring this volume to that device.
+    fn settled(&mut self, number: u32, device: u128, volume: DvolId, flags: u8) -> Settled {
+        let warrant = self.native.warrant(&self.arrival, Operation::Settle, flags);
+        let settle = Settle {
+            warrant: Warrant {
+                arrival: number,
+                ..warrant
+            },
+            device: DeviceId(device),
+            volume,
+        };
+        let mut body = Vec::new();
+        settle.encode(&mut body);
+        let answer = self.ask(Operation::Settle, flags, &body);
+        assert_eq!(answer.status(), Status::Ok, "{}", answer.sentence());
+        Settled::decode(&answer.body).expect("what became of it")
     }
 }
 
@@ -166,4 +189,29 @@ fn what_comes_is_a_volume_that_is_promised_what_it_was_to_be() {
     assert_eq!(arrived.status(), Status::Ok, "{}", arrived.sentence());
     let shown = scene.show("vm").expect("has come");
     assert_eq!((shown.slo, count(&scene)), (Slo::default(), 1));
+}
+
+/// Of a volume that has come, and whose origin has not confirmed that, nobody is told for good that it never came: whoever asks may have lost the number.
+#[test]
+fn of_a_volume_that_has_come_no_arrival_is_said_never_to_have_been() {
+    let scene = node();
+    let mut origin = Origin::of(&scene);
+    let device = origin.arrival.device.clone();
+    let device = u128::from_str_radix(&device, 16).expect("an id");
+    let number = origin.arrival.number;
+    let begun = origin.arrive(Operation::Arrive, NONE);
+    assert_eq!(begun.status(), Status::Ok, "{}", begun.sentence());
+    let arrived = origin.arrived(None);
+    assert_eq!(arrived.status(), Status::Ok, "{}", arrived.sentence());
+    let unknown = number.wrapping_add(1).max(1);
+    let asked = |origin: &mut Origin, device, volume| origin.settled(unknown, device, volume, 0);
+    assert_eq!(asked(&mut origin, device, ID), Settled::NotHere);
+    let another = DvolId(ID.0 + 1);
+    assert_eq!(asked(&mut origin, device, another), Settled::Never);
+    assert_eq!(asked(&mut origin, device + 1, another), Settled::NotHere);
+    let here = Settled::Arrived(addresses(&scene)[0]);
+    assert_eq!(origin.settled(number, device, ID, 0), here);
+    assert_eq!(origin.settled(number, device, ID, flag::CONFIRM), here);
+    // Nobody who has brought it will ask again.
+    assert_eq!(asked(&mut origin, device, ID), Settled::Never);
 }
