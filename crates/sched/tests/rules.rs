@@ -503,6 +503,30 @@ fn parts_of_a_request_count_once_for_a_limit() {
     );
 }
 
+/// The round that it waits for is that of the old promise, and only who is put there anew is found before it.
+#[test]
+fn a_raised_promise_lets_who_is_in_debt_go_sooner() {
+    let mut scheduler = scheduler(Policy::Strict, WIDE);
+    let key = scheduler.add(Promise(SECOND_NS / 100), &NO_LIMITS, 0);
+    // The first takes all that it is promised in a second.
+    submit(&mut scheduler, key, read(10 * MS), 2, 0);
+    assert_eq!(begin(&mut scheduler, 0).len(), 1);
+    // The rate that it has used ahead is back by then.
+    let now_ns = 20 * MS;
+    let goes_at = |scheduler: &mut Scheduler<u64>| match scheduler.next(now_ns) {
+        Decision::WaitUntil(at_ns) => at_ns,
+        other => panic!("it is in debt: {other:?}"),
+    };
+    let at_ns = goes_at(&mut scheduler);
+    assert!((990 * MS..=1010 * MS).contains(&at_ns), "{at_ns}");
+    scheduler.promise(key, Promise(SECOND_NS / 10));
+    assert_eq!(scheduler.promised_ns(), SECOND_NS / 10);
+    let at_ns = goes_at(&mut scheduler);
+    assert!((95 * MS..=105 * MS).contains(&at_ns), "{at_ns}");
+    assert!(begin(&mut scheduler, at_ns - 1).is_empty());
+    assert_eq!(begin(&mut scheduler, at_ns).len(), 1);
+}
+
 #[test]
 fn a_lifted_limit_lets_go_at_once() {
     let slow = Limits {
