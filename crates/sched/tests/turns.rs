@@ -525,6 +525,35 @@ fn a_second_tenant_that_asks_for_nothing_is_given_nothing_of_other_cores() {
     world.run_until_idle();
 }
 
+/// Whoever sits where a second tenant sat is like all others: what it is promised and doesn't use is its core's.
+#[test]
+fn who_comes_behind_a_second_tenant_counts() {
+    let world = World::with_config(WorldConfig::new(14).cores(2));
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 2));
+    let cores = [turns(&world, 0, &device), turns(&world, 1, &device)];
+    let channels = Channels::new();
+    let no = Limits::default();
+    drop(cores[0].second_tenant(Slo::Share(2), no));
+    // The first that comes has its seat, and asks for nothing.
+    let idle = cores[0].tenant(Slo::Share(2), no);
+    let tenants = [
+        cores[0].tenant(Slo::Share(1), no),
+        cores[1].tenant(Slo::Share(1), no),
+    ];
+    let end = stop();
+    let [zero, one] =
+        [0, 1].map(|core| greedy(&world, core, &tenants[core], &channels, 40, end.clone()));
+    world.run_for(50 * MS);
+    let before = (zero.get(), one.get());
+    world.run_for(SECOND_NS);
+    let got = (zero.get() - before.0, one.get() - before.1);
+    let share = got.0 as f64 / (got.0 + got.1) as f64;
+    assert!((0.70..0.79).contains(&share), "{got:?}");
+    end.set(true);
+    drop(idle);
+    world.run_until_idle();
+}
+
 #[test]
 fn who_gets_less_than_promised_is_known() {
     let world = World::new(9);
