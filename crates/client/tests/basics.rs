@@ -6,7 +6,7 @@ use std::rc::Rc;
 use flagstone_client::{Cause, Client, Durability, Error, OpenHow, Options, Target, Token, Volume};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{SimPlatform, World};
-use flagstone_types::Epoch;
+use flagstone_types::{DvolId, Epoch};
 use flagstone_wire::Status;
 use flagstone_wire::proof::Key;
 
@@ -744,6 +744,29 @@ fn size_reservation_and_epoch_are_changed_by_who_has_it() {
         assert_eq!(state.volumes["v"].reserved_bytes, 5 * BLOCK as u64);
         assert_eq!(state.volumes["v"].epoch, Epoch(7));
     });
+    stage.rules_hold();
+}
+
+/// It was deleted while the connection was broken, and another one made under its name: that one must not get what was meant for it.
+#[test]
+fn another_volume_of_the_same_name_is_not_the_one_that_was_open() {
+    let stage = Stage::new(19);
+    let volume = stage.open(SHARED);
+    let id = volume.description().id;
+    stage.server.with(|state| {
+        state.volumes.get_mut("v").unwrap().id = DvolId(77);
+    });
+    stage.world.network().reset_all();
+    stage.run(async move {
+        let written = volume.write(0, block(1), Durability::Durable).await;
+        let read = volume.read(0, 8).await;
+        for error in [written.unwrap_err(), read.unwrap_err()] {
+            assert_eq!(error.status(), Some(Status::Gone));
+            assert!(!error.may_have_happened());
+        }
+        assert_eq!(volume.description().id, id);
+    });
+    assert_eq!(stage.log(), []);
     stage.rules_hold();
 }
 
