@@ -770,6 +770,26 @@ fn another_volume_of_the_same_name_is_not_the_one_that_was_open() {
     stage.rules_hold();
 }
 
+/// Three times, and not for ever: whoever asks hears of a server that never knows it.
+#[test]
+fn a_volume_that_the_server_does_not_know_is_opened_again_three_times() {
+    for forgets in 0..=4 {
+        let stage = Stage::new(20);
+        let volume = stage.open(SHARED);
+        stage.trouble(Trouble {
+            forgets,
+            ..Trouble::default()
+        });
+        let read = stage.run(async move { volume.read(0, 8).await });
+        let opened_again = stage.server.with(|state| state.opens) - 1;
+        assert_eq!(opened_again, u64::from(forgets.min(3)), "{forgets}");
+        let status = read.err().map(|error| error.status());
+        let expected = (forgets > 3).then_some(Some(Status::NoVolume));
+        assert_eq!(status, expected, "{forgets}");
+        stage.rules_hold();
+    }
+}
+
 /// What it takes to open so many volumes on one connection, one after the other, with all of them open: scheduling decisions and messages.
 fn steps_to_open(count: u64) -> u64 {
     let stage = Stage::new(1);

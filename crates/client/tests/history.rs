@@ -379,6 +379,7 @@ fn run(seed: u64, sums: &mut Sums) {
             wrong_redirect: if rng.coin() { 0.5 } else { 0.0 },
             slow_ns: rng.within(&(1..=10 * MS)),
             is_full: false,
+            forgets: 0,
         };
         state.limits.requests_max = 1 + rng.below(6) as u32;
         state.limits.payload_max_bytes = 5000 + rng.below(2) as u32 * 100_000;

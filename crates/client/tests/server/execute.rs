@@ -313,6 +313,10 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
     let Some(opened) = opens.get(&header.volume.0) else {
         return Status::NoVolume.into();
     };
+    if state.trouble.forgets > 0 {
+        state.trouble.forgets -= 1;
+        return Status::NoVolume.into();
+    }
     if !state.volumes[&opened.name].is_where(connection.core, opened.epoch) {
         return moved(state, &opened.name);
     }

@@ -35,6 +35,8 @@ pub(crate) struct Trouble {
     pub(crate) slow_ns: u64,
     /// No volume can be opened besides those that are.
     pub(crate) is_full: bool,
+    /// Of so many requests the volume is not known, though it was opened.
+    pub(crate) forgets: u32,
 }
 
 #[derive(Clone)]
