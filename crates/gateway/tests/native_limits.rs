@@ -489,6 +489,38 @@ fn replies_are_gathered() {
     });
 }
 
+/// However much one client sends at once, whoever asks beside it is answered among the first of that: a reader lets others have their turn.
+#[test]
+fn who_sends_much_at_once_holds_nobody_up() {
+    const PINGS: u64 = 10_000;
+    let mut limits = NativeLimits::default();
+    limits.connection.requests_max = 32_768;
+    Stage::with_limits(18, limits).run(|stage| async move {
+        // Nothing that is sent, or answered, has to wait for room on the way.
+        let link = Link {
+            capacity: 2 << 20,
+            ..Link::default()
+        };
+        let greedy = Client::hello(stage.connect(link).0, SessionId::NEW).await;
+        let mut greedy = greedy.expect("HELLO is answered");
+        let mut modest = stage.client().await;
+        let a = modest.open("a", OWNER).await;
+        let mut script = Vec::new();
+        for _ in 0..PINGS {
+            let header = greedy.next(RequestHeader::of(Operation::Ping));
+            script.extend(frame(header, &[], &[]));
+        }
+        greedy.send(&script).await;
+        modest.read(a, 0, 512).await.ok();
+        let answered = || stage.server.counters().operation(Operation::Ping).answered;
+        assert!(answered() < 1000, "{} before it", answered());
+        for _ in 0..PINGS {
+            greedy.receive().await.expect("an answer").ok();
+        }
+        assert_eq!(answered(), PINGS);
+    });
+}
+
 #[test]
 fn reply_headers_name_their_requests() {
     Stage::new(16).run(|stage| async move {
