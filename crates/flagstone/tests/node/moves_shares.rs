@@ -412,6 +412,81 @@ fn others_are_promised_no_less_while_a_volume_goes_to_another_core() {
     }
 }
 
+/// In a hurry a volume counts once more for what is copied to another device. On its own that would claim its floor twice, of a device that has it once.
+#[test]
+fn a_floor_is_claimed_once_while_a_move_on_one_device_hurries() {
+    let scene = Scene::start(1 << 30, |options| {
+        options.cores = Some(2);
+        let ceiling = "reads=4000 writes=2000 bytes=400000000";
+        options.devices[0].schedule = Schedule {
+            ceiling: Some(ceiling.parse().expect("a ceiling")),
+            background_percent: 20,
+            ..Schedule::default()
+        };
+    });
+    let scene = scene.expect("a node");
+    for name in ["vm", "db"] {
+        let created = scene.create_at(name, 8 * MIB, Some(("main", 0)));
+        created.expect("created");
+        assert_eq!(scene.attach(name).write(0, &block(1)), 0);
+    }
+    let floor = Slo {
+        promise: SloPromise::Floor(Rates {
+            reads: 800,
+            writes: 400,
+        }),
+        limit: SloLimit::default(),
+    };
+    let set = scene.ask(|node| node.set_slo("vm".to_owned(), floor, false));
+    set.expect("there is room");
+    let promised = || {
+        let metrics = scene.ask(|node| node.metrics()).expect("metrics");
+        let of = metrics.volumes.iter().find(|one| one.volume == "db");
+        of.expect("is there").turns.promised_ns
+    };
+    let (written, read) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (writes, reads) = (AtomicU64::new(1), AtomicU64::new(1));
+    let (before, hurried) = thread::scope(|scope| {
+        let _stop = Stop([&writes, &reads]);
+        let (writer, reader) = (scene.attach("vm"), scene.attach("db"));
+        scope.spawn(|| keep_busy(writer, WRITE, (HURRIED, 4), &writes, &written));
+        scope.spawn(|| keep_busy(reader, READ, (1, 1), &reads, &read));
+        while written.load(Ordering::Relaxed) < HURRIED || read.load(Ordering::Relaxed) < 10 {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let before = promised();
+        // A second for each round.
+        let spec = MoveSpec {
+            core: Some(1),
+            limit_bytes: Some(HURRIED * BLOCK),
+            ..MoveSpec::default()
+        };
+        let begun = scene.ask(|node| node.move_volume("vm".to_owned(), spec));
+        begun.expect("begins");
+        let mut hurried = Vec::new();
+        loop {
+            let seen = promised();
+            let info = info(&scene);
+            match (info.state, info.phase) {
+                // What is copied in a hurry has begun to come by then.
+                (MoveState::Running, Some(MovePhase::CatchingUp { round: 3.. })) => {
+                    hurried.push(seen);
+                }
+                (MoveState::Running, _) => {}
+                _ => {
+                    assert_eq!(info.state, MoveState::Done, "{info:?}");
+                    return (before, hurried);
+                }
+            }
+        }
+    });
+    assert!(!hurried.is_empty(), "it was never seen in a hurry");
+    assert!(
+        hurried.iter().all(|seen| *seen == before),
+        "{before}: {hurried:?}"
+    );
+}
+
 /// Long before somebody looks at who got what.
 #[test]
 fn what_a_volume_used_is_known_when_it_has_left_its_device() {
