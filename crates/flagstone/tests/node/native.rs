@@ -9,6 +9,7 @@ use flagstone::node::{
     MoveSpec, MoveState, NodeOptions, Reservation, Slo, SloLimit, TokenKind, TokenSpec, TokenText,
     VolumeSpec,
 };
+use flagstone_device::engine::WRITE_MAX_BYTES;
 use flagstone_types::Lsn;
 use flagstone_wire::batch::{self, Change, Condition};
 use flagstone_wire::open::{OpenReply, Target, right};
@@ -487,6 +488,69 @@ fn a_turn_that_comes_too_late_is_not_taken() {
         };
         assert_eq!(native.read(disk, at * 4096, 1).payload, [wanted], "{at}");
     }
+}
+
+/// They are written in parts of as much as is written in one: here there are two of those. What goes past the end changes nothing, not even the part that would not.
+#[test]
+fn zeros_that_keep_their_space_are_written_from_end_to_end() {
+    let (scene, _, mut native, disk) = scene();
+    let size = WRITE_MAX_BYTES + 3 * MIB + 5000;
+    let resized = scene.ask(|node| node.resize_volume("disk".to_owned(), size, false));
+    resized.expect("is larger");
+    // Odd, and the border of the parts is no block's either. What lies between has no space.
+    let (first, end) = (700, size - 300);
+    let border = first + WRITE_MAX_BYTES;
+    let written = [0, border - MIB / 2, size - MIB];
+    for at in written {
+        native.write(disk, at, &[7; MIB as usize], 0).lsn();
+    }
+    let zero = |native: &mut Native, offset_bytes, len_bytes| {
+        let head = RequestHeader {
+            volume: disk,
+            offset_bytes,
+            len_bytes,
+            flags: flag::KEEP_SPACE,
+            ..RequestHeader::of(Operation::Zero)
+        };
+        native.ask(head, &[], &[])
+    };
+    let allocated = |native: &mut Native| {
+        let (mut at, mut allocated) = (0, 0);
+        while at < size {
+            let head = RequestHeader {
+                volume: disk,
+                offset_bytes: at,
+                len_bytes: size - at,
+                ..RequestHeader::of(Operation::Allocation)
+            };
+            for (len, is_allocated) in runs(&native.ask(head, &100_u32.to_le_bytes(), &[])) {
+                at += len;
+                allocated += if is_allocated { len } else { 0 };
+            }
+        }
+        allocated
+    };
+    let before = allocated(&mut native);
+    assert!(before < 4 * MIB, "{before}");
+    for (at, len) in [(first, size - first + 1), (size - 1, 2), (size, 1)] {
+        let refused = zero(&mut native, at, len);
+        assert_eq!(refused.status(), Status::OutOfRange, "{at}, {len}");
+    }
+    for at in written {
+        let found = native.read(disk, at, MIB).payload;
+        assert!(found.iter().all(|byte| *byte == 7), "at {at}");
+    }
+    assert_eq!(allocated(&mut native), before);
+    zero(&mut native, first, end - first).lsn();
+    for at in written {
+        let found = native.read(disk, at, MIB).payload;
+        let is_right = |(nth, byte): (usize, &u8)| {
+            let is_zero = (first..end).contains(&(at + nth as u64));
+            *byte == if is_zero { 0 } else { 7 }
+        };
+        assert!(found.iter().enumerate().all(is_right), "at {at}");
+    }
+    assert_eq!(allocated(&mut native), size);
 }
 
 /// A stop waits for nobody who asks for nothing, and clients are told.
