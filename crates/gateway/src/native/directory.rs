@@ -43,8 +43,8 @@ pub trait Grant: 'static {
     /// What kind of token it was.
     fn kind(&self) -> TokenKind;
 
-    /// True once the token was revoked, or the volume's restrictions no longer let this connection in: the next
-    /// request is denied. A token that has merely ended leaves those in who are in.
+    /// True once the token was revoked: the next request is denied. A token that has merely ended leaves those in who
+    /// are in, and so do restrictions that would not let them in any more.
     fn is_revoked(&self) -> bool;
 
     /// When the token ends, in nanoseconds since 1970, as it was when the volume was opened: `None`: never. One that was replaced by
