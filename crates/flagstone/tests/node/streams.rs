@@ -3,10 +3,13 @@
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
     NodeError, NodeErrorKind, ReceiveId, ReceiveSpec, Reservation, SnapshotInfo, StreamRun,
+    TokenKind,
 };
 use flagstone_wire::stream::{Decoder, Encoder, Event};
 
 use crate::client::{FLUSH, READ, TRIM, ZEROES};
+use crate::native::client::Native;
+use crate::native::{addresses, listening, token};
 use crate::support::Scene;
 
 const MIB: u64 = 1 << 20;
@@ -291,7 +294,7 @@ fn a_large_volume_with_a_few_blocks_is_a_small_stream() {
 
 #[test]
 fn what_changed_is_received_only_where_it_fits() {
-    let scene = Scene::new();
+    let scene = Scene::with(listening);
     for name in ["disk", "other"] {
         scene.create(name, 4 * MIB).expect("created");
         write(&scene, name, 0, &[1; 8192]);
@@ -323,7 +326,14 @@ fn what_changed_is_received_only_where_it_fits() {
     );
     let client = scene.attach("copy");
     let used = receive(&scene, "copy", &ab, true);
-    refused(used, NodeErrorKind::Busy, "attached to it: 1");
+    let says = "of NBD or of the native protocol, that have it open: ";
+    refused(used, NodeErrorKind::Busy, &format!("{says}1"));
+    let (_, text) = token(&scene, "copy", TokenKind::Reader);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    native.opened("copy", &text, 0);
+    let used = receive(&scene, "copy", &ab, true);
+    refused(used, NodeErrorKind::Busy, &format!("{says}2"));
+    drop(native);
     settle(&scene, "copy", client);
     // Somebody has changed it.
     write(&scene, "copy", MIB, &[9; 4096]);

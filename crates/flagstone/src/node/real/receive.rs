@@ -546,7 +546,9 @@ fn unfit(why: &Unfit, spec: &ReceiveSpec, base: &StreamBase, doing: &str) -> Nod
     let (kind, found, next) = match why {
         Unfit::Attached(count) => (
             NodeErrorKind::Busy,
-            format!("it is in use: NBD connections that are attached to it: {count}"),
+            format!(
+                "it is in use: connections, of NBD or of the native protocol, that have it open: {count}"
+            ),
             "detach its clients; they can attach to its snapshots meanwhile".to_owned(),
         ),
         Unfit::SnapshotExists => (
