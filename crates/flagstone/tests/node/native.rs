@@ -288,6 +288,15 @@ fn snapshots_size_and_reservation_are_the_owners() {
     assert_eq!(snapshot(&mut native, "one").status(), Status::Exists);
     let forged = snapshot(&mut native, "auto-20261124T231500Z");
     assert_eq!(forged.status(), Status::Invalid, "only schedules give it");
+    // No command could mean one of those.
+    for name in [
+        "a b", "-a", "_a", ".", "..", "\u{e4}", "a:b", "a@b", "a/b", "a\n",
+    ] {
+        let refused = snapshot(&mut native, name);
+        assert_eq!(refused.status(), Status::Invalid, "{name:?}");
+        let says = refused.sentence();
+        assert!(says.contains("begins with a letter or digit"), "{says}");
+    }
     native.write(disk, 0, &[2; 4096], 0).lsn();
     let one = native.opened("disk@one", &owner, 0);
     assert_eq!(native.read(one, 0, 4096).payload, [1; 4096]);

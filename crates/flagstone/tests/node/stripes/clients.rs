@@ -120,6 +120,8 @@ fn the_client_library_knows_no_difference() {
         let wrote = volume.write(at, IoBuf::copy_of(&data), Durability::Visible);
         wrote.await.expect("written");
         volume.flush().await.expect("flushed");
+        let unnamed = volume.snapshot("a b").await.expect_err("no name");
+        assert_eq!(unnamed.status(), Some(Status::Invalid), "{unnamed}");
         volume.snapshot("s").await.expect("taken");
         let zero = volume.zero(at, UNIT, false, Durability::Durable);
         zero.await.expect("zeros");

@@ -19,7 +19,7 @@ use super::convert::{
     bytes_compared, check_epochs, check_together, conditions_of, native_error, parts_of,
 };
 use super::striped::NOT_STRIPED;
-use crate::name::is_of_schedule;
+use crate::name::{check_name, is_of_schedule};
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
@@ -44,6 +44,11 @@ const ZEROED_BUSY: &str =
 /// Told who takes a snapshot of a name that isn't theirs to give.
 const NOT_OF_SCHEDULE: NativeError =
     NativeError::Invalid("a SNAPSHOT named as only schedules name them");
+
+/// Told who takes a snapshot of a name by which no command could mean it.
+const NOT_A_NAME: NativeError = NativeError::Invalid(
+    "a SNAPSHOT whose name is none: a name is 1 to 128 letters, digits, '-', '_' or '.', and begins with a letter or digit",
+);
 
 /// How often a compare-and-swap looks again that found other bytes than it could show afterwards.
 const SWAP_TRIES: u32 = 16;
@@ -200,6 +205,15 @@ impl Waiting for OnTerms {
 enum ChangeOf {
     Bytes,
     Space,
+}
+
+/// Refuses names that a client may not give to a snapshot.
+fn check_snapshot_name(name: &str) -> Result<(), NativeError> {
+    check_name(name).map_err(|_| NOT_A_NAME)?;
+    match is_of_schedule(name) {
+        true => Err(NOT_OF_SCHEDULE),
+        false => Ok(()),
+    }
 }
 
 /// Whatever a COMMIT is about: what its changes are of, and its conditions.
@@ -871,9 +885,7 @@ impl NativeVolume for RealVolume {
             if volume.handle.layer.is_some() {
                 return Err(NativeError::ReadOnly);
             }
-            if is_of_schedule(name) {
-                return Err(NOT_OF_SCHEDULE);
-            }
+            check_snapshot_name(name)?;
             volume.check_settled()?;
             let _pass = volume.enter_as(*epoch)?;
             let dvol = (&volume.engine, volume.handle);
@@ -887,9 +899,7 @@ impl NativeVolume for RealVolume {
                 return Err(NativeError::ReadOnly);
             }
             volume.check_settled()?;
-            if is_of_schedule(name) {
-                return Err(NOT_OF_SCHEDULE);
-            }
+            check_snapshot_name(name)?;
             passes.push(volume.enter_as(*epoch)?);
             dvols.push((volume.handle, name.clone()));
             marked.push(volume.recorded_name(&core, name));
