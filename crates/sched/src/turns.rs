@@ -843,6 +843,7 @@ impl<P: Platform> Tenant<P> {
             cost_ns: ask.price_ns,
             waited_ns,
             is_durable: want.is_durable,
+            is_given_back: false,
         }))
     }
 }
@@ -910,6 +911,7 @@ struct Held<P: Platform> {
     cost_ns: u64,
     waited_ns: u64,
     is_durable: bool,
+    is_given_back: bool,
 }
 
 /// A turn at a device. It is over when it is dropped.
@@ -956,16 +958,28 @@ impl<P: Platform> Turn<P> {
             held.cost_ns = want.map_or(0, |want| state.ask(want).price_ns);
         }
     }
+
+    /// Ends it as one that was not made: nothing is charged, and no limit counts it. For whoever gives it up before anything was done, and comes
+    /// again: a limit counts a request once, however often it is held up.
+    pub fn give_back(mut self) {
+        if let Some(held) = &mut self.0 {
+            held.is_given_back = true;
+        }
+    }
 }
 
 impl<P: Platform> Drop for Held<P> {
     fn drop(&mut self) {
         let inner = &self.seat.inner;
         let mut state = inner.state.borrow_mut();
-        state.durable_ended += u64::from(self.is_durable);
         let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
-        if let Some(key) = key {
-            state.scheduler.complete(key, &self.ask, self.cost_ns);
+        if !self.is_given_back {
+            state.durable_ended += u64::from(self.is_durable);
+        }
+        match (key, self.is_given_back) {
+            (Some(key), false) => state.scheduler.complete(key, &self.ask, self.cost_ns),
+            (Some(key), true) => state.scheduler.give_back(key, &self.ask),
+            (None, _) => {}
         }
         inner.pump(&mut state);
     }

@@ -273,6 +273,36 @@ fn who_gives_up_uses_up_no_limit() {
     assert_eq!(turns.load(), (0, 0));
 }
 
+/// Each request meets a held gate, gives its turn back and comes again: its limits count it once.
+#[test]
+fn a_turn_that_is_given_back_uses_up_no_limit() {
+    let limits = [
+        Limits {
+            writes: Some(100),
+            ..Limits::default()
+        },
+        Limits {
+            bytes: Some(100 * 4096),
+            ..Limits::default()
+        },
+    ];
+    for limits in limits {
+        let world = World::new(15);
+        let tenant = alone(&world, limits);
+        let asks = tenant.clone();
+        let began = world.now();
+        world.block_on(0, async move {
+            for _ in 0..200 {
+                asks.turn(Want::write(0, 4096, false)).await.give_back();
+                drop(asks.turn(Want::write(0, 4096, false)).await);
+            }
+        });
+        let took = world.now().since(began);
+        assert!((1900 * MS..2100 * MS).contains(&took), "{limits:?}: {took}");
+        assert_eq!(tenant.used_ns(), 200 * BLOCK_NS, "{limits:?}");
+    }
+}
+
 /// What `wanted` gives, or nothing if `patience` ends before.
 async fn first<T>(
     mut wanted: std::pin::Pin<Box<impl Future<Output = T>>>,

@@ -184,6 +184,11 @@ impl<'a> TurnHere<'a> {
             _served: served,
         }
     }
+
+    /// Ends it as one that was not made.
+    pub(super) fn give_back(self) {
+        self.turn.give_back();
+    }
 }
 
 impl Deref for TurnHere<'_> {
@@ -373,13 +378,12 @@ impl RealVolume {
     /// A turn at it, and that it is served here meanwhile.
     async fn turn_here(&self, want: Want) -> Result<TurnHere<'_>, DvolError> {
         loop {
-            let mut turn = self.tenant.turn(want).await;
+            let turn = self.tenant.turn(want).await;
             match self.try_enter() {
                 Ok(Some(served)) => return Ok(TurnHere::new(turn, served)),
                 // Whoever decides that may need a turn to come to the end of it.
                 undecided => {
-                    turn.used_only(0, 1);
-                    drop(turn);
+                    turn.give_back();
                     undecided?;
                     self.decided().await;
                 }
@@ -412,17 +416,16 @@ impl RealVolume {
     /// A turn to change it by, and the right to, by this handle.
     async fn turn_to_change(&self, want: Want) -> Result<(TurnHere<'_>, Admitted<'_>), DvolError> {
         loop {
-            let mut turn = self.turn_here(want).await?;
+            let turn = self.turn_here(want).await?;
             match self.admit() {
                 Ok(Some(admitted)) => return Ok((turn, admitted)),
                 // Whoever holds it may need a turn to come to the end of that.
                 Ok(None) => {
-                    turn.used_only(0, 1);
-                    drop(turn);
+                    turn.give_back();
                     self.notes.gate.opened().await;
                 }
                 Err(error) => {
-                    turn.used_only(0, 1);
+                    turn.give_back();
                     return Err(error);
                 }
             }

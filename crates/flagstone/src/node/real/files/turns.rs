@@ -119,13 +119,12 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
     /// A turn for a change that can begin.
     async fn turn_to_change(&self, want: Want) -> Result<Turn<P>, FileError> {
         loop {
-            let mut turn = self.turn(want).await?;
+            let turn = self.turn(want).await?;
             if !self.files.is_held() {
                 return Ok(turn);
             }
             // That may take long, and others can use the device meanwhile.
-            turn.used(None);
-            drop(turn);
+            turn.give_back();
             self.files.let_go().await;
         }
     }

@@ -21,12 +21,11 @@ impl RealVolume {
         terms: &Terms,
     ) -> Result<TurnHere<'_>, NativeError> {
         loop {
-            let mut turn = self.turn_anyway(want, terms).await?;
+            let turn = self.turn_anyway(want, terms).await?;
             match self.try_enter() {
                 Ok(Some(served)) => return Ok(TurnHere::new(turn, served)),
                 undecided => {
-                    turn.used_only(0, 1);
-                    drop(turn);
+                    turn.give_back();
                     undecided.map_err(|_| self.went())?;
                     self.in_time(self.decided(), terms).await?;
                 }
@@ -78,8 +77,8 @@ impl RealVolume {
         }
         match self.in_time(turn, terms).await? {
             turn if !terms.is_late(self.platform.now()) => Ok(turn),
-            mut turn => {
-                turn.used_only(0, 1);
+            turn => {
+                turn.give_back();
                 Err(NativeError::Late)
             }
         }
@@ -124,17 +123,16 @@ impl RealVolume {
         epoch: Epoch,
     ) -> Result<(TurnHere<'_>, Admitted<'_>), NativeError> {
         loop {
-            let mut turn = self.turn_on(want, terms).await?;
+            let turn = self.turn_on(want, terms).await?;
             match self.admit_as(epoch) {
                 Ok(Some(admitted)) => return Ok((turn, admitted)),
                 // Whoever holds it may need a turn to come to the end of that.
                 Ok(None) => {
-                    turn.used_only(0, 1);
-                    drop(turn);
+                    turn.give_back();
                     self.in_time(self.notes.gate.opened(), terms).await?;
                 }
                 Err(error) => {
-                    turn.used_only(0, 1);
+                    turn.give_back();
                     return Err(error);
                 }
             }

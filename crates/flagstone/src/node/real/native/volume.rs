@@ -717,13 +717,12 @@ impl NativeVolume for RealVolume {
             .map(|volume| volume.notes.clone())
             .collect();
         let gates: Vec<&Gate> = notes.iter().map(|notes| &*notes.gate).collect();
-        let (mut turn, _entered) = loop {
-            let mut turn = first.turn_on(want, terms).await?;
+        let (turn, _entered) = loop {
+            let turn = first.turn_on(want, terms).await?;
             match Gate::try_enter_all(&gates) {
                 Ok(Some(entered)) => break (turn, entered),
                 Ok(None) => {
-                    turn.used_only(0, 1);
-                    drop(turn);
+                    turn.give_back();
                     // As where it is read: whose it is isn't known, and may not be for hours.
                     for condition in &conditions {
                         condition.volume.check_readable()?;
@@ -733,7 +732,7 @@ impl NativeVolume for RealVolume {
                     }
                 }
                 Err(_) => {
-                    turn.used_only(0, 1);
+                    turn.give_back();
                     let gone = all_of(&conditions, &changes).find(|volume| volume.is_gone());
                     return Err(gone.map_or(NativeError::Gone, |volume| volume.went()));
                 }
@@ -747,7 +746,7 @@ impl NativeVolume for RealVolume {
         let passes = match checked {
             Ok(passes) => passes,
             Err(error) => {
-                turn.used_only(0, 1);
+                turn.give_back();
                 return Err(error);
             }
         };
@@ -853,7 +852,10 @@ impl NativeVolume for RealVolume {
         let turn = first.turn_on(want, terms).await?;
         let others = ranges.iter().map(|range| &range.volume);
         for volume in others.chain(conditions.iter().map(|condition| &condition.volume)) {
-            volume.check_readable()?;
+            if let Err(error) = volume.check_readable() {
+                turn.give_back();
+                return Err(error);
+            }
         }
         let ranges: Vec<(Handle, u64, u64)> = ranges
             .iter()
