@@ -448,6 +448,39 @@ fn who_opens_it_alone_writes_alone() {
     assert_eq!(nbd.write(0, &[5; 512]), 0);
 }
 
+/// What is there instead is read for the answer: that is a read, which has its turn and counts towards the limits.
+#[test]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a limit of a real node is kept in real time"
+)]
+fn a_swap_in_vain_is_charged_for_what_it_reads() {
+    let (scene, _, mut native, disk) = scene();
+    native.write(disk, 0, &[1; 4096], 0).lsn();
+    let slo = Slo {
+        limit: SloLimit {
+            reads: Some(50),
+            ..SloLimit::default()
+        },
+        ..Slo::default()
+    };
+    let limited = scene.ask(|node| node.set_slo("disk".to_owned(), slo, false));
+    limited.expect("set");
+    let began = std::time::Instant::now();
+    for _ in 0..60 {
+        let head = RequestHeader {
+            volume: disk,
+            len_bytes: 512,
+            ..RequestHeader::of(Operation::CompareAndSwap)
+        };
+        let answer = native.ask(head, &[], &[[7; 512], [8; 512]].concat());
+        assert_eq!(answer.status(), Status::NotEqual, "{}", answer.sentence());
+        assert_eq!(answer.payload, [1; 512]);
+    }
+    let took = began.elapsed();
+    assert!(took > std::time::Duration::from_millis(900), "{took:?}");
+}
+
 /// A request waits for its turn no longer than it has patience, and says how long it has waited.
 #[test]
 fn a_turn_that_comes_too_late_is_not_taken() {

@@ -454,8 +454,13 @@ impl NativeVolume for RealVolume {
                 Err(NativeError::NotEqual(_)) => {}
                 other => return other,
             }
-            let _served = self.served(terms).await?;
+            // A read like any other, or else who swaps in vain would read for nothing.
+            let mut turn = self.turn_on(Want::read(range.0, range.1), terms).await?;
             let found = self.engine.read(self.handle, offset_bytes, range.1).await;
+            if let Ok(pieces) = &found {
+                used_by(&mut turn, pieces);
+            }
+            drop(turn);
             let found = found.map_err(|error| self.error(error, false))?;
             let found = self.gathered(&found, range.1);
             // Somebody may have put there meanwhile what was expected: then that is what it is to be compared with.
