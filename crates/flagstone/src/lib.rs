@@ -13,6 +13,7 @@
 pub mod api;
 pub mod api_key;
 pub mod attach;
+mod audit;
 pub mod cli;
 pub mod client;
 pub mod config;

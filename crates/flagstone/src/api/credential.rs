@@ -5,7 +5,6 @@
 //! who has the right key never waits for who has a wrong one (`crowd.rs`). What was sent instead
 //! of a key is never logged.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +12,14 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::response::{IntoResponse, Response};
+use flagstone_platform::Time;
 use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::crowd::Member;
 use super::problem::ApiError;
 use crate::api_key::{HeldKey, Secret};
+use crate::audit::{LINES_MAX, Lines};
 use crate::node::{NodeError, NodeErrorKind};
 
 /// For how long a refusal is held back.
@@ -80,7 +81,9 @@ pub(super) struct Door {
     pub(super) authentication: Authentication,
     pub(super) metrics: MetricsAccess,
     pub(super) keys: Keys,
-    audit: Mutex<Audit>,
+    /// When it was made: lines are counted from then on.
+    since: Instant,
+    lines: Mutex<Lines>,
 }
 
 impl Door {
@@ -89,7 +92,8 @@ impl Door {
             authentication,
             metrics,
             keys,
-            audit: Mutex::default(),
+            since: Instant::now(),
+            lines: Mutex::new(Lines::new(LINES_MAX)),
         }
     }
 
@@ -129,8 +133,9 @@ impl Door {
     }
 
     fn log(&self, peer: Option<SocketAddr>, method: &Method, path: &str, lack: Lack) {
-        let mut audit = self.audit.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(left_out) = audit.line(Instant::now()) else {
+        let now = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left_out) = lines.line(Time(now)) else {
             return;
         };
         // Named as for the other protocols.
@@ -189,34 +194,6 @@ fn refusal(path: &str, lack: Lack) -> Response {
     headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
-}
-
-/// Which refusals are logged: at most ten within any second.
-#[derive(Default)]
-struct Audit {
-    /// When the last ten were.
-    lines: VecDeque<Instant>,
-    /// How many refusals have no line, since the last one that has.
-    left_out: u64,
-}
-
-impl Audit {
-    const LINES_MAX: usize = 10;
-    const WITHIN: Duration = Duration::from_secs(1);
-
-    /// Whether a line may be written, and how many have been left out before it.
-    fn line(&mut self, now: Instant) -> Option<u64> {
-        if self.lines.len() == Audit::LINES_MAX {
-            let oldest = self.lines.front();
-            if oldest.is_some_and(|oldest| now.duration_since(*oldest) < Audit::WITHIN) {
-                self.left_out += 1;
-                return None;
-            }
-            self.lines.pop_front();
-        }
-        self.lines.push_back(now);
-        Some(std::mem::take(&mut self.left_out))
-    }
 }
 
 #[cfg(test)]
@@ -323,23 +300,6 @@ mod tests {
         }
         let value = format!("Bearer {right}");
         assert!(!offers(&[&value, &value]), "two of them");
-    }
-
-    #[test]
-    fn at_most_ten_lines_a_second_and_the_next_one_counts_the_others() {
-        let (mut audit, start) = (Audit::default(), Instant::now());
-        let mut at = |ms: u64| audit.line(start + Duration::from_millis(ms));
-        // Late in one second and early in the next are within one second, too.
-        for ms in 900..910 {
-            assert_eq!(at(ms), Some(0), "{ms}");
-        }
-        for ms in [910, 1000, 1500, 1899] {
-            assert_eq!(at(ms), None, "{ms}");
-        }
-        assert_eq!(at(1900), Some(4));
-        assert_eq!(at(1900), None);
-        assert_eq!(at(1901), Some(1));
-        assert_eq!(at(5000), Some(0));
     }
 
     #[test]

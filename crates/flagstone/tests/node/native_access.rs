@@ -58,6 +58,15 @@ pub(crate) fn told(volume: &str, what: &str) -> Vec<String> {
     found.map(str::to_owned).collect()
 }
 
+/// Refusals of one address have ten lines within a second. Those that come next are not too many behind this.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the lines of a real node are counted in real time"
+)]
+fn wait_for_lines() {
+    std::thread::sleep(Duration::from_millis(1100));
+}
+
 /// A node that listens on all addresses, and exports its volumes as files.
 pub(crate) fn everywhere() -> Scene {
     watch_audit();
@@ -245,6 +254,9 @@ fn addresses_decide_who_gets_an_export() {
     for (from, on, to, rule) in CASES {
         restrict(&scene, "exported", from, on);
         let case = format!("{from:?} {on:?} {to}");
+        if rule.is_some() {
+            wait_for_lines();
+        }
         let before = told("exported", "open refused").len();
         for export in ["exported", "exported@mon"] {
             let wanted = if rule.is_some() { POLICY } else { ACK };
@@ -286,16 +298,43 @@ fn addresses_decide_who_gets_an_export() {
     assert_eq!(local().of(GO, "exported"), POLICY);
     restrict(&scene, "exported", &["0.0.0.0/0"], &[]);
     assert_eq!(local().of(GO, "exported"), POLICY);
-    // Who goes on asking is thrown out, and doesn't fill the log.
-    restrict(&scene, "exported", &["10.0.0.0/8"], &[]);
-    let before = told("exported", "open refused").len();
-    let mut asking = Negotiation::connect(at("127.0.0.1", port));
+}
+
+/// Who goes on asking is thrown out, and doesn't fill the log, not with many connections either.
+#[test]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the lines of a real node are counted in real time"
+)]
+fn who_asks_in_vain_does_not_fill_the_log() {
+    let scene = everywhere();
+    volume(&scene, "asked-for", None);
+    restrict(&scene, "asked-for", &["10.0.0.0/8"], &[]);
+    let port = scene.tcp.port();
+    let lines = || told("asked-for", "open refused");
+    let connect = || Negotiation::connect(at("127.0.0.1", port));
+    let began = std::time::Instant::now();
+    let mut asking = connect();
     for _ in 0..7 {
-        assert_eq!(asking.of(GO, "exported"), POLICY);
+        assert_eq!(asking.of(GO, "asked-for"), POLICY);
     }
-    asking.send(EXPORT_NAME, b"exported");
+    asking.send(EXPORT_NAME, b"asked-for");
     assert_eq!(asking.0.read(&mut [0; 1]).unwrap_or(0), 0, "closed");
-    assert_eq!(told("exported", "open refused").len(), before + 8);
+    assert_eq!(lines().len(), 8);
+    for _ in 0..20 {
+        assert_eq!(connect().of(GO, "asked-for"), POLICY);
+    }
+    let (written, seconds) = (lines().len() as u64, began.elapsed().as_secs());
+    assert!(written <= 10 * (seconds + 1), "{written} in {seconds} s");
+    wait_for_lines();
+    assert_eq!(connect().of(GO, "asked-for"), POLICY);
+    // All are accounted for.
+    let left_out = |line: &String| {
+        let (_, count) = line.rsplit_once(" left_out=")?;
+        count.parse::<u64>().ok()
+    };
+    let left_out: u64 = lines().iter().filter_map(left_out).sum();
+    assert_eq!(lines().len() as u64 + left_out, 29, "{:?}", lines());
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use flagstone_gateway::native::directory;
 use flagstone_gateway::volume::Ends;
+use flagstone_platform::Time;
 use flagstone_types::DvolId;
 use flagstone_wire::open::{PROOF_BYTES, Target};
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
@@ -14,6 +15,7 @@ use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 use super::Access;
 use super::interfaces::Interfaces;
 use super::record::{Live, Record};
+use crate::audit::LeftOut;
 use crate::node::real::between::Elsewhere;
 use crate::node::real::names::Place;
 use crate::node::{TokenKind, TokenState};
@@ -216,23 +218,24 @@ impl Access {
         volume: DvolId,
         from: Origin,
         rule: Rule,
+        now: Time,
     ) {
         let line = Line {
             rule: Some(rule.into()),
             ..Line::of("nfs", Target::Id(volume), from)
         };
-        self.tell(&line, "request refused");
+        self.tell_of_refusal(&line, "request refused", now);
     }
 
     /// Puts it into the audit log that [`Access::check_name`] has refused an NBD client.
-    pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin) {
+    pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin, now: Time) {
         // It may have been lifted since.
         if let Err(rule) = self.check_name(name, from) {
             let line = Line {
                 rule: Some(rule.into()),
                 ..Line::of("nbd", Target::Name(name), from)
             };
-            self.tell(&line, "open refused");
+            self.tell_of_refusal(&line, "open refused", now);
         }
     }
 
@@ -244,6 +247,7 @@ impl Access {
         client: &str,
         from: Origin,
         rule: directory::Rule,
+        now: Time,
     ) {
         let line = Line {
             token: Some(token),
@@ -251,7 +255,7 @@ impl Access {
             rule: Some(rule),
             ..Line::of("native", Target::Id(volume), from)
         };
-        self.tell(&line, "request refused");
+        self.tell_of_refusal(&line, "request refused", now);
     }
 
     /// Puts it into the audit log that a volume was opened, with a token that has that end: to be said of the first time of each
@@ -279,6 +283,7 @@ impl Access {
         client: &str,
         from: Origin,
         rule: directory::Rule,
+        now: Time,
     ) {
         let line = Line {
             token: Some(claim.token),
@@ -286,11 +291,29 @@ impl Access {
             rule: Some(rule),
             ..Line::of("native", claim.target, from)
         };
-        self.tell(&line, "open refused");
+        self.tell_of_refusal(&line, "open refused", now);
+    }
+
+    /// Whether the refusal of somebody from there may be a line of the audit log now, and what was left out before it: being refused takes no key,
+    /// so there is a bound to what it writes.
+    pub(in crate::node::real) fn refusal_line(&self, from: Origin, now: Time) -> Option<LeftOut> {
+        let refusals = self.refusals.lock();
+        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        refusals.line(from.peer, now)
+    }
+
+    fn tell_of_refusal(&self, line: &Line<'_>, what: &'static str, now: Time) {
+        if let Some(left_out) = self.refusal_line(line.from, now) {
+            self.write_line(line, left_out, what);
+        }
+    }
+
+    fn tell(&self, line: &Line<'_>, what: &'static str) {
+        self.write_line(line, LeftOut::default(), what);
     }
 
     /// Writes a line. What there is nothing to say of isn't in it; what clients have named may be any text, and is escaped.
-    fn tell(&self, line: &Line<'_>, what: &'static str) {
+    fn write_line(&self, line: &Line<'_>, left_out: LeftOut, what: &'static str) {
         let (name, volume_id) = match line.target {
             Target::Name(name) => (Some(name.to_owned()), None),
             Target::Id(id) => match self.names.name_of(id) {
@@ -306,6 +329,7 @@ impl Access {
             },
         };
         let (from, on) = line.from.told();
+        let (left_out, left_out_others) = left_out.told();
         tracing::info!(
             target: "audit",
             protocol = line.protocol,
@@ -318,6 +342,8 @@ impl Access {
             from,
             on,
             rule = line.rule.map(directory::Rule::name),
+            left_out,
+            left_out_others,
             "{what}"
         );
     }

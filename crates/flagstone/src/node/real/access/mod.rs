@@ -14,7 +14,7 @@ mod interfaces;
 mod record;
 mod store;
 
-use flagstone_platform::locks::RwLock;
+use flagstone_platform::locks::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -26,6 +26,7 @@ use self::interfaces::Interfaces;
 use self::record::Token;
 use super::between::Between;
 use super::names::Names;
+use crate::audit::Refusals;
 use crate::node::Restrictions;
 
 pub(super) use self::admit::{Grant, Origin, Rule, Where};
@@ -44,6 +45,8 @@ pub(super) struct Access {
     between: Between,
     interfaces: Interfaces,
     table: Arc<RwLock<Table>>,
+    /// Which refusals are lines of the audit log.
+    refusals: Arc<Mutex<Refusals>>,
 }
 
 #[derive(Default)]
@@ -75,6 +78,7 @@ impl Access {
             between,
             interfaces: Interfaces::default(),
             table: Arc::default(),
+            refusals: Arc::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flagstone_platform::Time;
 use flagstone_types::DvolId;
 use flagstone_wire::hello::{Nonce, SessionId};
 use flagstone_wire::open::Target;
@@ -70,7 +71,7 @@ fn open(node: &RealNode, target: Target<'_>, token: &TokenText) -> Result<Grant,
     let admitted = node.access.admit(&claim, &proof, origin, now_ns);
     if let Err(rule) = admitted {
         let access = &node.access;
-        access.tell_refused(&claim, "host", origin, rule.into());
+        access.tell_refused(&claim, "host", origin, rule.into(), Time(0));
     }
     admitted
 }

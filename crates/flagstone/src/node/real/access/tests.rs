@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::sync::Once;
 
+use flagstone_platform::Time;
 use flagstone_wire::hello::{Nonce, SessionId};
 use flagstone_wire::open::Target;
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
@@ -88,7 +89,7 @@ fn ask_from(
     let proof = claim.prove(&token(number, TokenKind::Owner).key);
     let admitted = access.admit(&claim, &proof, origin, NOW_NS);
     if let Err(rule) = admitted {
-        access.tell_refused(&claim, "host b", origin, rule.into());
+        access.tell_refused(&claim, "host b", origin, rule.into(), Time(0));
     }
     admitted
 }
@@ -418,7 +419,7 @@ fn every_field_of_the_audit_log_is_one_value() {
             ),
         ),
         (
-            &|| access.tell_refused(&claim(vm, 3), "host b", here, Named::Kind),
+            &|| access.tell_refused(&claim(vm, 3), "host b", here, Named::Kind, Time(0)),
             fields(
                 "native",
                 "open refused",
@@ -431,7 +432,7 @@ fn every_field_of_the_audit_log_is_one_value() {
             ),
         ),
         (
-            &|| access.tell_refused(&claim(vm, 3), "", nowhere, Named::TooMany),
+            &|| access.tell_refused(&claim(vm, 3), "", nowhere, Named::TooMany, Time(0)),
             fields(
                 "native",
                 "open refused",
@@ -444,7 +445,7 @@ fn every_field_of_the_audit_log_is_one_value() {
             ),
         ),
         (
-            &|| access.tell_request_refused(VOLUME, 2, "host", here, Named::Revoked),
+            &|| access.tell_request_refused(VOLUME, 2, "host", here, Named::Revoked, Time(0)),
             fields(
                 "native",
                 "request refused",
@@ -457,7 +458,7 @@ fn every_field_of_the_audit_log_is_one_value() {
             ),
         ),
         (
-            &|| access.tell_forbidden("vm@mon", mapped),
+            &|| access.tell_forbidden("vm@mon", mapped, Time(0)),
             fields(
                 "nbd",
                 "open refused",
@@ -471,7 +472,7 @@ fn every_field_of_the_audit_log_is_one_value() {
             ),
         ),
         (
-            &|| access.tell_file_refused(VOLUME, here, Rule::Local),
+            &|| access.tell_file_refused(VOLUME, here, Rule::Local, Time(0)),
             fields(
                 "nfs",
                 "request refused",
@@ -480,7 +481,7 @@ fn every_field_of_the_audit_log_is_one_value() {
         ),
         (
             // It may be used from there by now.
-            &|| access.tell_forbidden("vm", here),
+            &|| access.tell_forbidden("vm", here, Time(0)),
             BTreeMap::new(),
         ),
     ];
@@ -501,6 +502,37 @@ fn every_field_of_the_audit_log_is_one_value() {
         line.contains(r#" volume="x'\"\n2026 INFO audit: opened" "#),
         "{line}"
     );
+}
+
+/// Being refused takes no key, and the log has an end. What is left out is counted, and one address leaves others their lines.
+#[test]
+fn refusals_of_one_address_are_few_lines() {
+    let access = table(|_| {});
+    let (bad, good) = (
+        origin("10.1.2.3", "10.0.0.1"),
+        origin("10.1.2.4", "10.0.0.1"),
+    );
+    let lines_at = |ms: u64, from: Origin, times: usize| {
+        let now = Time(ms * 1_000_000);
+        let rule = Rule::WrongProof.into();
+        let claim = claim(Target::Name("vm"), 1);
+        let refuse = || access.tell_refused(&claim, "host", from, rule, now);
+        logged_fields(|| (0..times).for_each(|_| refuse()))
+    };
+    let written = lines_at(0, bad, 1000);
+    assert_eq!(written.len(), 10);
+    assert!(written.iter().all(|line| !line.contains_key("left_out")));
+    assert_eq!(lines_at(1, good, 1).len(), 1, "others have theirs");
+    // Another protocol is no way around it.
+    let told = logged_fields(|| access.tell_file_refused(VOLUME, bad, Rule::Peer, Time(2)));
+    assert!(told.is_empty(), "{told:?}");
+    let opened = || access.tell_opened(Target::Name("vm"), (1, None), "host", bad);
+    assert_eq!(logged_fields(opened).len(), 1, "who was let in has a line");
+    let [line] = &lines_at(1000, bad, 1)[..] else {
+        panic!("one line a second later");
+    };
+    assert_eq!(line["left_out"], 991);
+    assert!(!line.contains_key("left_out_others"));
 }
 
 /// Each way to be refused, with the name that the log has of it.
@@ -531,7 +563,7 @@ fn every_refusal_is_a_line_with_its_reason() {
             let from = origin(peer, local);
             let rule = refused(access.admit(&claim, &claim.prove(&key), from, NOW_NS));
             assert_eq!(rule.to_string(), reason);
-            access.tell_refused(&claim, "host", from, rule.into());
+            access.tell_refused(&claim, "host", from, rule.into(), Time(0));
         });
         let [line] = &lines[..] else {
             panic!("{reason}: one line expected: {lines:?}");

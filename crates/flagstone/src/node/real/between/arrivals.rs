@@ -769,9 +769,18 @@ impl Arrivals for NodeArrivals {
     }
 
     fn audit(&self, arrival: u32, operation: Operation, client: &str, ends: Ends) {
-        let (from, on) = Origin::of(ends).told();
+        let from = Origin::of(ends);
+        let line = self
+            .core
+            .access
+            .refusal_line(from, self.core.platform.now());
+        let Some(left_out) = line else {
+            return;
+        };
+        let (from, on) = from.told();
+        let (left_out, left_out_others) = left_out.told();
         // A wrong proof, or one for an arrival that isn't there.
         let (operation, rule) = (operation.name(), "wrong-warrant");
-        tracing::info!(target: "audit", protocol = "native", arrival, operation, client, from, on, rule, "arrival refused");
+        tracing::info!(target: "audit", protocol = "native", arrival, operation, client, from, on, rule, left_out, left_out_others, "arrival refused");
     }
 }

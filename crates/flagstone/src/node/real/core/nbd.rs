@@ -228,7 +228,9 @@ impl VolumeDirectory for Directory {
     }
 
     fn note_forbidden(&self, name: &str, ends: Ends) {
-        self.core.access.tell_forbidden(name, Origin::of(ends));
+        let now = self.core.platform.now();
+        let access = &self.core.access;
+        access.tell_forbidden(name, Origin::of(ends), now);
     }
 
     /// Volumes have no description yet.

@@ -184,15 +184,16 @@ impl NativeDirectory for NativeNames {
             }
             Err(rule) => {
                 let access = &self.core.access;
-                access.tell_refused(claim, line.client, from, rule);
+                let now = self.core.platform.now();
+                access.tell_refused(claim, line.client, from, rule, now);
             }
         }
     }
 
     fn audit_request(&self, line: &RefusedRequest<'_>) {
         let from = Origin::of(line.ends);
-        let access = &self.core.access;
-        access.tell_request_refused(line.volume, line.token, line.client, from, line.rule);
+        let (access, now) = (&self.core.access, self.core.platform.now());
+        access.tell_request_refused(line.volume, line.token, line.client, from, line.rule, now);
     }
 }
 

@@ -187,7 +187,8 @@ impl VolumeFiles {
             && self.visitor.is_first(id.0)
         {
             let from = self.origin();
-            self.core.access.tell_file_refused(id, from, rule);
+            let now = self.core.platform.now();
+            self.core.access.tell_file_refused(id, from, rule, now);
         }
         checked.is_ok()
     }
