@@ -715,3 +715,21 @@ fn a_flush_behind_the_way_back_tells_what_was_lost_there() {
         assert_eq!(flushed != 0, restarts, "{flushed}");
     }
 }
+
+/// Requests that wait for a node which is off fail together, in the time of one.
+#[test]
+fn what_is_passed_on_to_a_node_that_is_off_fails_in_time() {
+    let (one, other) = (node(), node());
+    volume(&one, "vm", None);
+    let mut attached = one.attach("vm");
+    moved(&one, &other, "vm");
+    drop(other);
+    let began = Instant::now();
+    let ranges: Vec<(u64, u32)> = (0..64).map(|at| (at * BLOCK, BLOCK as u32)).collect();
+    attached.submit_many(client::READ, &ranges);
+    for _ in &ranges {
+        assert_ne!(attached.answer().0, 0);
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(45), "{took:?}");
+}

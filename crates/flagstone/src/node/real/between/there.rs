@@ -5,13 +5,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use flagstone_client::{Cause, Durability, Error, OpenHow, Target, Token, Volume};
 use flagstone_device::engine::{Piece, Pieces};
 use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
-use flagstone_platform::sync::Budget;
+use flagstone_platform::sync::{Budget, Share};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
@@ -26,6 +29,10 @@ use crate::node::real::volume::RealVolume;
 /// What is asked for at a time, in bytes: less than any server's limit.
 const PART_BYTES: u64 = 512 << 10;
 
+/// How long opening it may take, in all. A node that starts again is back before that; and whoever waits for it here, as a virtual machine does for its disk,
+/// takes it for dead soon.
+const OPENING_MAX_NS: u64 = 30_000_000_000;
+
 /// Whether this node could open a volume with these tokens at another node, and otherwise why not.
 pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str> {
     match (tokens.a_writer(now_ns), tokens.is_restricted()) {
@@ -37,21 +44,30 @@ pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str
 
 /// A volume and its snapshots at another node, as far as they are open.
 pub(in crate::node::real) struct Remotes {
-    /// One at a time is opened.
-    turn: Budget,
+    opening: Attempts<Opened, VolumeError>,
     open: RefCell<BTreeMap<Opened, Rc<Remote>>>,
 }
 
 impl Default for Remotes {
     fn default() -> Remotes {
         Remotes {
-            turn: Budget::new(1),
+            opening: Attempts::default(),
             open: RefCell::default(),
         }
     }
 }
 
 impl Remotes {
+    /// What is open already.
+    fn find(&self, key: &Opened) -> Option<Result<Rc<Remote>, VolumeError>> {
+        let open = self.open.borrow();
+        let found = open.get(key)?;
+        Some(match found.is_lost.get() {
+            true => Err(VolumeError::Device),
+            false => Ok(found.clone()),
+        })
+    }
+
     /// The volume is back here: what was written there was made durable by its move, unless the other node was started again before. Asked before
     /// a flush here is answered. An error: what was written there may be lost.
     pub(in crate::node::real) async fn settle(&self) -> Result<(), VolumeError> {
@@ -70,6 +86,52 @@ impl Remotes {
             self.open.borrow_mut().remove(&key);
         }
         Ok(())
+    }
+}
+
+/// Attempts, one at a time, at what many may wait for. When one fails all who have waited for it have failed: each would wait as long once more, one
+/// after the other.
+struct Attempts<K, E> {
+    turn: Budget,
+    failed_count: Cell<u64>,
+    last_failed: RefCell<Option<Failed<K, E>>>,
+}
+
+struct Failed<K, E> {
+    /// What was tried; `None`: it concerns all.
+    what: Option<K>,
+    error: E,
+}
+
+impl<K, E> Default for Attempts<K, E> {
+    fn default() -> Attempts<K, E> {
+        Attempts {
+            turn: Budget::new(1),
+            failed_count: Cell::new(0),
+            last_failed: RefCell::default(),
+        }
+    }
+}
+
+impl<K: PartialEq, E: Copy> Attempts<K, E> {
+    /// Waits for the turn to try this, as long as it is kept. An error: an attempt at it that began before this was called, or while it waited, has
+    /// failed meanwhile.
+    async fn turn(&self, what: &K) -> Result<Share, E> {
+        let failed_before = self.failed_count.get();
+        let turn = self.turn.take(1).await;
+        if self.failed_count.get() == failed_before {
+            return Ok(turn);
+        }
+        match &*self.last_failed.borrow() {
+            Some(last) if last.what.as_ref().is_none_or(|tried| tried == what) => Err(last.error),
+            _ => Ok(turn),
+        }
+    }
+
+    /// An attempt has failed. To be said before its turn ends.
+    fn fail(&self, what: Option<K>, error: E) {
+        self.failed_count.set(self.failed_count.get() + 1);
+        *self.last_failed.borrow_mut() = Some(Failed { what, error });
     }
 }
 
@@ -108,27 +170,48 @@ impl RealVolume {
             Some(layer) => Some(gone.layers.get(&layer).ok_or(VolumeError::Gone)?),
         };
         let there = &self.notes.there;
-        let _turn = there.turn.take(1).await;
-        if let Some(open) = there.open.borrow().get(&(layer, held)) {
-            return match open.is_lost.get() {
-                true => Err(VolumeError::Device),
-                false => Ok(Some(open.clone())),
-            };
+        let key = (layer, held);
+        if let Some(open) = there.find(&key) {
+            return open.map(Some);
         }
-        let opened = core.open_there(at, id, snapshot, held).await;
-        let opened = opened.map_err(|(error, why)| {
-            tracing::warn!(volume = %id, node = %at, "passing on what clients of this node ask of it: {why}");
-            error
-        });
-        let opened = Rc::new(Remote {
-            volume: opened?,
-            is_lost: Cell::new(false),
-        });
-        there
-            .open
-            .borrow_mut()
-            .insert((layer, held), opened.clone());
-        Ok(Some(opened))
+        let turn = there.opening.turn(&key).await;
+        // Also if another snapshot could not be opened meanwhile.
+        if let Some(open) = there.find(&key) {
+            return open.map(Some);
+        }
+        let _turn = turn?;
+        let (mut opening, mut late) = (
+            pin!(core.open_there(at, id, snapshot, held)),
+            pin!(self.platform.sleep_ns(OPENING_MAX_NS)),
+        );
+        let opened = poll_fn(|cx| match opening.as_mut().poll(cx) {
+            Poll::Ready(opened) => Poll::Ready(Some(opened)),
+            Poll::Pending => late.as_mut().poll(cx).map(|()| None),
+        })
+        .await;
+        let (error, why) = match opened {
+            Some(Ok(volume)) => {
+                let is_lost = Cell::new(false);
+                let opened = Rc::new(Remote { volume, is_lost });
+                there.open.borrow_mut().insert(key, opened.clone());
+                return Ok(Some(opened));
+            }
+            Some(Err((error, why))) => {
+                there.opening.fail(Some(key), error);
+                (error, why)
+            }
+            None => {
+                // As another snapshot of it it would not be opened, either.
+                there.opening.fail(None, VolumeError::Device);
+                let why = format!(
+                    "it was not opened within {} s; see whether the node runs, and whether this one reaches it",
+                    OPENING_MAX_NS / 1_000_000_000
+                );
+                (VolumeError::Device, why)
+            }
+        };
+        tracing::warn!(volume = %id, node = %at, "passing on what clients of this node ask of it: {why}");
+        Err(error)
     }
 }
 
@@ -317,7 +400,96 @@ fn volume_error(error: &Error) -> VolumeError {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_sim::World;
+
     use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    type Tried = Attempts<&'static str, u32>;
+
+    /// Waits for an attempt, and makes one that fails a second later if that is its turn. Notes when it has failed, and by which attempt.
+    fn wait(
+        world: &World,
+        attempts: &Rc<Tried>,
+        what: &'static str,
+        concerns: Option<&'static str>,
+        ends: &Rc<RefCell<Vec<(u64, u32)>>>,
+    ) {
+        let (platform, attempts, ends) = (world.platform(0), attempts.clone(), ends.clone());
+        world.spawn(0, async move {
+            let error = match attempts.turn(&what).await {
+                Err(error) => error,
+                Ok(_turn) => {
+                    platform.sleep_ns(SECOND_NS).await;
+                    let number = attempts.failed_count.get() as u32 + 1;
+                    attempts.fail(concerns, number);
+                    number
+                }
+            };
+            ends.borrow_mut().push((platform.now().0, error));
+        });
+    }
+
+    #[test]
+    fn who_waits_for_an_attempt_fails_with_it() {
+        let world = World::new(1);
+        let (attempts, ends) = (Rc::new(Tried::default()), Rc::default());
+        let end = world.now().plus_ns(SECOND_NS);
+        for _ in 0..64 {
+            wait(&world, &attempts, "head", Some("head"), &ends);
+        }
+        world.run_for(SECOND_NS / 2);
+        // Also who comes in the middle of it.
+        wait(&world, &attempts, "head", Some("head"), &ends);
+        world.run_for(SECOND_NS);
+        let came = ends.take();
+        assert_eq!(came.len(), 65);
+        let at_once = end.0..end.0 + SECOND_NS / 100;
+        let together = |(at_ns, number): &(u64, u32)| at_once.contains(at_ns) && *number == 1;
+        assert!(came.iter().all(together), "{came:?}");
+        // Who comes later tries again.
+        wait(&world, &attempts, "head", Some("head"), &ends);
+        world.run_until_idle();
+        let [(_, 2)] = &ends.take()[..] else {
+            panic!("another attempt");
+        };
+    }
+
+    #[test]
+    fn what_concerns_one_is_no_failure_of_others() {
+        let world = World::new(2);
+        let (attempts, ends) = (Rc::new(Tried::default()), Rc::default());
+        for what in ["head", "old", "old"] {
+            wait(&world, &attempts, what, Some(what), &ends);
+        }
+        world.run_until_idle();
+        let numbers: Vec<u32> = ends.take().into_iter().map(|(_, number)| number).collect();
+        assert_eq!(numbers, [1, 2, 2]);
+        // The node is off: that concerns all.
+        for what in ["head", "old"] {
+            wait(&world, &attempts, what, None, &ends);
+        }
+        world.run_until_idle();
+        let numbers: Vec<u32> = ends.take().into_iter().map(|(_, number)| number).collect();
+        assert_eq!(numbers, [3, 3]);
+    }
+
+    #[test]
+    fn an_attempt_that_nobody_waits_for_is_made_by_the_next() {
+        let world = World::new(3);
+        let attempts = Rc::new(Tried::default());
+        let (tries, platform) = (attempts.clone(), world.platform(0));
+        world.block_on(0, async move {
+            let turn = tries.turn(&"head").await.expect("nothing has failed");
+            let mut next = pin!(tries.turn(&"head"));
+            let pending = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await;
+            assert!(pending);
+            platform.sleep_ns(1).await;
+            drop(turn);
+            assert!(next.await.is_ok());
+        });
+    }
 
     #[test]
     fn parts_are_all_of_it_and_none_is_too_long() {
