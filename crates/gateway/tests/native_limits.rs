@@ -2,16 +2,18 @@
 
 use std::rc::Rc;
 
-use flagstone_gateway::native::{CloseReason, NativeLimits};
+use flagstone_gateway::native::{CloseReason, Ends, NativeLimits, NativeServer};
 use flagstone_platform::{Platform, Stream};
 use flagstone_types::Lsn;
 use flagstone_wire::hello::{HELLO_MAGIC, HelloRequest, Nonce, SessionId};
 use flagstone_wire::{Operation, ReplyHeader, RequestHeader, Status, VolumeNo};
 
+use crate::native_support::arrivals::ArrivalNode;
 use crate::native_support::client::*;
 use crate::native_support::node::*;
 use crate::native_support::stage::{End, Stage};
 use crate::support::stream::{Link, MemoryStream};
+use crate::support::world::World;
 
 type Violation = flagstone_wire::CloseReason;
 
@@ -419,6 +421,58 @@ fn connections_without_a_volume_make_room() {
         assert_eq!((first_end.get(), fourth_end.get()), (None, None));
         assert_eq!(stage.server.counters().connections, 3);
         drop(silent);
+    });
+}
+
+/// Whoever brings a volume keeps his place as long as a request for that is under way, and no longer, unless he has one open.
+#[test]
+fn who_brings_a_volume_makes_room_when_he_has_brought_it() {
+    let limits = NativeLimits {
+        connections_max: 3,
+        ..NativeLimits::default()
+    };
+    let world = World::new(13);
+    let node = ArrivalNode::new(&world, &["a"]);
+    let server = NativeServer::new(world.clone(), node.clone(), limits);
+    let platform = world.clone();
+    let connected = move || {
+        let (near, far) = Link::default().connect();
+        let (end, server) = (End::default(), server.clone());
+        let noted = end.clone();
+        platform.spawn(async move {
+            noted.set(Some(server.serve_connection(far, Ends::default()).await));
+        });
+        async move {
+            let client = Client::hello(near, SessionId::NEW).await;
+            (client.expect("HELLO is answered"), end)
+        }
+    };
+    world.clone().run(async move {
+        let pause = || world.sleep_ns(1_000_000);
+        let (mut holder, holder_end) = connected().await;
+        holder.open("a", OWNER).await;
+        node.bring(&mut holder, 0).await;
+        holder.receive().await.expect("an answer").ok();
+        let (mut bringing, bringing_end) = connected().await;
+        node.bring(&mut bringing, 5_000_000).await;
+        pause().await;
+        let (_idle, idle_end) = connected().await;
+        pause().await;
+        let (_third, third_end) = connected().await;
+        pause().await;
+        assert_eq!(idle_end.get(), Some(CloseReason::Refused));
+        assert_eq!(bringing_end.get(), None, "his request is under way");
+        bringing.receive().await.expect("an answer").ok();
+        pause().await;
+        let (_fourth, fourth_end) = connected().await;
+        pause().await;
+        assert_eq!(third_end.get(), Some(CloseReason::Refused), "since longer");
+        assert_eq!(bringing_end.get(), None);
+        let (_fifth, fifth_end) = connected().await;
+        pause().await;
+        assert_eq!(bringing_end.get(), Some(CloseReason::Refused));
+        let others = (holder_end.get(), fourth_end.get(), fifth_end.get());
+        assert_eq!(others, (None, None, None));
     });
 }
 

@@ -198,10 +198,17 @@ pub(crate) async fn carry_out<P: Platform, D: NativeDirectory>(
             return denied();
         }
     }
-    // It brings a volume, as others open one.
+    // It brings a volume, as others open one: until this is answered, since nothing else says when it has brought it.
     connection.without_volume_since.set(None);
+    let arriving = connection.volumes.arrive();
     arrivals.heard(warrant.arrival, connection.client.ends);
-    match arrivals.carry_out(warrant.arrival, attempt, request).await {
+    let done = arrivals.carry_out(warrant.arrival, attempt, request).await;
+    drop(arriving);
+    if connection.volumes.has_none() {
+        let now = connection.platform.now();
+        connection.without_volume_since.set(Some(now));
+    }
+    match done {
         Ok(reply) => answered(reply),
         Err(error) => error.into(),
     }

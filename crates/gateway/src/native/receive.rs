@@ -259,7 +259,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
         if !connection.volumes.remove(number) {
             return Refusal::from(Status::NoVolume).into();
         }
-        if connection.volumes.count() == 0 {
+        if connection.volumes.has_none() {
             let now = connection.platform.now();
             connection.without_volume_since.set(Some(now));
         }

@@ -79,6 +79,17 @@ pub(crate) struct Volumes<D: NativeDirectory> {
     free: RefCell<Vec<u16>>,
     max: usize,
     count: Cell<usize>,
+    /// Requests under way that bring one here, which is not open.
+    arriving: Cell<u32>,
+}
+
+/// A request that brings a volume is under way, as long as this is kept.
+pub(crate) struct Arriving<'a>(&'a Cell<u32>);
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl<D: NativeDirectory> Volumes<D> {
@@ -88,7 +99,19 @@ impl<D: NativeDirectory> Volumes<D> {
             free: RefCell::default(),
             max: max as usize,
             count: Cell::new(0),
+            arriving: Cell::new(0),
         }
+    }
+
+    /// A request that brings a volume begins.
+    pub(crate) fn arrive(&self) -> Arriving<'_> {
+        self.arriving.set(self.arriving.get() + 1);
+        Arriving(&self.arriving)
+    }
+
+    /// Whether none is open, and none is being brought: then the connection may have to make room for others.
+    pub(crate) fn has_none(&self) -> bool {
+        self.count.get() == 0 && self.arriving.get() == 0
     }
 
     /// How many there are.

@@ -134,7 +134,7 @@ struct Treated {
 
 /// Arrivals that keep what they are asked for.
 #[derive(Clone)]
-struct MemoryArrivals {
+pub struct MemoryArrivals {
     platform: World,
     /// By number. Each request is an attempt of its own.
     treated: Rc<RefCell<BTreeMap<u64, Treated>>>,
@@ -239,9 +239,36 @@ fn answer_body(reply: ArrivalReply) -> Vec<u8> {
 
 /// A node on which volumes arrive, beside those it has.
 #[derive(Clone)]
-struct ArrivalNode {
+pub struct ArrivalNode {
     node: MemoryNode<World>,
     arrivals: MemoryArrivals,
+}
+
+impl ArrivalNode {
+    pub fn new(world: &World, names: &[&str]) -> ArrivalNode {
+        ArrivalNode {
+            node: MemoryNode::with(world, names),
+            arrivals: MemoryArrivals {
+                platform: world.clone(),
+                treated: Rc::default(),
+                carried: Rc::default(),
+                running: Rc::default(),
+            },
+        }
+    }
+
+    /// Sends a step of a volume that arrives, which takes so long.
+    pub async fn bring<S: Stream>(&self, client: &mut Client<S>, pause_ns: u64) {
+        let (seen, attempt, error) = (Seen::Resize(BLOCK_SIZE), client.number, None);
+        let warrant = warrant(client, Proof::Right, seen.operation(), 0);
+        let header = RequestHeader {
+            lsn: Lsn(attempt),
+            ..RequestHeader::of(seen.operation())
+        };
+        let treated = Treated { pause_ns, error };
+        self.arrivals.treated.borrow_mut().insert(attempt, treated);
+        client.start(header, &body(&seen, &warrant, 0), &[]).await;
+    }
 }
 
 impl NativeDirectory for ArrivalNode {
@@ -640,16 +667,8 @@ pub fn arrivals(seed: u64, bytes: &[u8]) -> Came {
     // The pool keeps zeros to send, once it has made some.
     drop(world.buffers().zeros(1));
     let kept_bytes = world.buffers().in_use_bytes();
-    let arrivals = MemoryArrivals {
-        platform: world.clone(),
-        treated: Rc::default(),
-        carried: Rc::default(),
-        running: Rc::default(),
-    };
-    let node = ArrivalNode {
-        node: MemoryNode::with(&world, &[]),
-        arrivals: arrivals.clone(),
-    };
+    let node = ArrivalNode::new(&world, &[]);
+    let arrivals = node.arrivals.clone();
     let server = NativeServer::new(world.clone(), node.clone(), NativeLimits::default());
     let portion_max = match seed % 5 {
         0 => 1 + (seed / 5 % 90) as usize,
