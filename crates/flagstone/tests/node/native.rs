@@ -273,30 +273,42 @@ fn a_condition_is_not_judged_where_its_volume_is_no_longer() {
     assert_eq!(native.read(slow, 0, 512).payload, [2; 512]);
 }
 
+fn snapshot(native: &mut Native, volume: VolumeNo, name: &str) -> Answer {
+    let mut body = 1_u16.to_le_bytes().to_vec();
+    body.extend(volume.0.to_le_bytes());
+    body.extend((name.len() as u16).to_le_bytes());
+    body.extend(name.as_bytes());
+    native.ask(RequestHeader::of(Operation::Snapshot), &body, &[])
+}
+
+/// Other names could be meant by no command.
 #[test]
-fn snapshots_size_and_reservation_are_the_owners() {
-    let (scene, owner, mut native, disk) = scene();
-    native.write(disk, 0, &[1; 4096], 0).lsn();
-    let snapshot = |native: &mut Native, name: &str| {
-        let mut body = 1_u16.to_le_bytes().to_vec();
-        body.extend(disk.0.to_le_bytes());
-        body.extend((name.len() as u16).to_le_bytes());
-        body.extend(name.as_bytes());
-        native.ask(RequestHeader::of(Operation::Snapshot), &body, &[])
-    };
-    assert_eq!(snapshot(&mut native, "one").status(), Status::Ok);
-    assert_eq!(snapshot(&mut native, "one").status(), Status::Exists);
-    let forged = snapshot(&mut native, "auto-20261124T231500Z");
-    assert_eq!(forged.status(), Status::Invalid, "only schedules give it");
-    // No command could mean one of those.
+fn a_snapshot_is_named_as_commands_name_it() {
+    let (_scene, _, mut native, disk) = scene();
     for name in [
         "a b", "-a", "_a", ".", "..", "\u{e4}", "a:b", "a@b", "a/b", "a\n",
     ] {
-        let refused = snapshot(&mut native, name);
+        let refused = snapshot(&mut native, disk, name);
         assert_eq!(refused.status(), Status::Invalid, "{name:?}");
         let says = refused.sentence();
         assert!(says.contains("begins with a letter or digit"), "{says}");
     }
+    let longest = "a".repeat(128);
+    for name in ["a-b_c.d", "0", &longest] {
+        let taken = snapshot(&mut native, disk, name);
+        assert_eq!(taken.status(), Status::Ok, "{name}: {}", taken.sentence());
+    }
+}
+
+#[test]
+fn snapshots_size_and_reservation_are_the_owners() {
+    let (scene, owner, mut native, disk) = scene();
+    native.write(disk, 0, &[1; 4096], 0).lsn();
+    let snapshot = |native: &mut Native, name: &str| snapshot(native, disk, name);
+    assert_eq!(snapshot(&mut native, "one").status(), Status::Ok);
+    assert_eq!(snapshot(&mut native, "one").status(), Status::Exists);
+    let forged = snapshot(&mut native, "auto-20261124T231500Z");
+    assert_eq!(forged.status(), Status::Invalid, "only schedules give it");
     native.write(disk, 0, &[2; 4096], 0).lsn();
     let one = native.opened("disk@one", &owner, 0);
     assert_eq!(native.read(one, 0, 4096).payload, [1; 4096]);

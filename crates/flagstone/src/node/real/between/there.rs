@@ -43,18 +43,10 @@ pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str
 }
 
 /// A volume and its snapshots at another node, as far as they are open.
+#[derive(Default)]
 pub(in crate::node::real) struct Remotes {
     opening: Attempts<Opened, VolumeError>,
     open: RefCell<BTreeMap<Opened, Rc<Remote>>>,
-}
-
-impl Default for Remotes {
-    fn default() -> Remotes {
-        Remotes {
-            opening: Attempts::default(),
-            open: RefCell::default(),
-        }
-    }
 }
 
 impl Remotes {
