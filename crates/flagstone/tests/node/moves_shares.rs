@@ -99,6 +99,13 @@ fn used_by(scene: &Scene, name: &str) -> f64 {
     of.expect("is there").turns.used_ns as f64 / 1e9
 }
 
+/// What a volume is promised of its device, in nanoseconds a second.
+fn promised_to(scene: &Scene, name: &str) -> u64 {
+    let metrics = scene.ask(|node| node.metrics()).expect("metrics");
+    let of = metrics.volumes.iter().find(|one| one.volume == name);
+    of.expect("is there").turns.promised_ns
+}
+
 /// Moves blocks that lie so far from each other, written in another order than that in which they are read. Returns what either device was charged, as a part of what
 /// an operation for each block would be.
 fn charged(apart_blocks: u64) -> (f64, f64) {
@@ -381,10 +388,7 @@ fn promised_beside_a_move(is_used: bool) -> (u64, u64) {
         begun.expect("begins");
         let mut least = u64::MAX;
         loop {
-            let metrics = scene.ask(|node| node.metrics()).expect("metrics");
-            let mut volumes = metrics.volumes.iter();
-            let db = volumes.find(|one| one.volume == "db").expect("is there");
-            let promised = db.turns.promised_ns;
+            let promised = promised_to(&scene, "db");
             let info = info(&scene);
             if info.state != MoveState::Running {
                 assert_eq!(info.state, MoveState::Done, "{info:?}");
@@ -439,11 +443,6 @@ fn a_floor_is_claimed_once_while_a_move_on_one_device_hurries() {
     };
     let set = scene.ask(|node| node.set_slo("vm".to_owned(), floor, false));
     set.expect("there is room");
-    let promised = || {
-        let metrics = scene.ask(|node| node.metrics()).expect("metrics");
-        let of = metrics.volumes.iter().find(|one| one.volume == "db");
-        of.expect("is there").turns.promised_ns
-    };
     let (written, read) = (AtomicU64::new(0), AtomicU64::new(0));
     let (writes, reads) = (AtomicU64::new(1), AtomicU64::new(1));
     let (before, hurried) = thread::scope(|scope| {
@@ -454,7 +453,7 @@ fn a_floor_is_claimed_once_while_a_move_on_one_device_hurries() {
         while written.load(Ordering::Relaxed) < HURRIED || read.load(Ordering::Relaxed) < 10 {
             thread::sleep(Duration::from_millis(2));
         }
-        let before = promised();
+        let before = promised_to(&scene, "db");
         // A second for each round.
         let spec = MoveSpec {
             core: Some(1),
@@ -465,7 +464,7 @@ fn a_floor_is_claimed_once_while_a_move_on_one_device_hurries() {
         begun.expect("begins");
         let mut hurried = Vec::new();
         loop {
-            let seen = promised();
+            let seen = promised_to(&scene, "db");
             let info = info(&scene);
             match (info.state, info.phase) {
                 // What is copied in a hurry has begun to come by then.
