@@ -463,3 +463,55 @@ fn after_a_rollback_lsns_go_on_without_a_gap() {
         assert_eq!(write(&engine, dvol, 0).await, rolled.next());
     });
 }
+
+/// A chain of backups goes on though each of its steps was undone once: what changed since the snapshot that it was rolled back to last is known, and
+/// since none of the pasts that were discarded, also behind a start.
+#[test]
+fn what_changed_since_the_last_base_is_known_after_any_number_of_rollbacks() {
+    let disk = formatted();
+    let (dvol, base, discarded) = run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk, 100).await;
+        let dvol = create(&engine).await;
+        let (mut discarded, mut last) = (Vec::new(), Lsn::ZERO);
+        for round in 0..5 {
+            write(&engine, dvol, round).await;
+            let layers = engine.snapshot(&[(dvol, format!("s{round}"))]).await;
+            let base = layers.expect("takes one")[0];
+            last = engine.lsn_of(base).expect("is there");
+            for block in 100..103 {
+                discarded.push(write(&engine, dvol, block + round).await);
+            }
+            engine.roll_back(dvol, base).await.expect("rolls back");
+            assert_eq!(changed_blocks(&engine, dvol, last).await, Ok(0));
+            write(&engine, dvol, 50).await;
+            assert_eq!(changed_blocks(&engine, dvol, last).await, Ok(1));
+            for &gone in &discarded {
+                let forgotten = changed_blocks(&engine, dvol, gone).await;
+                assert_eq!(forgotten, Err(DvolError::HistoryForgotten), "{round}");
+            }
+        }
+        engine.stop().await.expect("stops");
+        (dvol, last, discarded)
+    });
+    run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk, 100).await;
+        assert_eq!(changed_blocks(&engine, dvol, base).await, Ok(1));
+        for &gone in &discarded {
+            let forgotten = changed_blocks(&engine, dvol, gone).await;
+            assert_eq!(forgotten, Err(DvolError::HistoryForgotten));
+        }
+    });
+}
+
+/// How many blocks have changed since then.
+async fn changed_blocks(
+    engine: &Engine<SimPlatform>,
+    dvol: Handle,
+    since: Lsn,
+) -> Result<u64, DvolError> {
+    let extents = engine
+        .changed_since(dvol, since, 0, 200 * BLOCK, 1000)
+        .await?;
+    let changed = extents.iter().filter(|extent| extent.changed);
+    Ok(changed.map(|extent| extent.len_bytes / BLOCK).sum())
+}

@@ -392,6 +392,7 @@ impl<P: Platform> Engine<P> {
             // Its LSN and floor are those of the parent when this is applied.
             parent: Some(parent),
             gap: source_record.gap,
+            older_gap: source_record.older_gap,
             epoch: source_record.epoch,
             reserved_blocks,
             attributes,
@@ -679,6 +680,7 @@ impl<P: Platform> Inner<P> {
             lsn: Lsn::ZERO,
             floor: Lsn::ZERO,
             gap: (Lsn::ZERO, Lsn::ZERO),
+            older_gap: (Lsn::ZERO, Lsn::ZERO),
             epoch: Epoch(0),
             lsn_incarnation: self.state.borrow().incarnation,
             layer,

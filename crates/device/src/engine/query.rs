@@ -140,9 +140,7 @@ impl<P: Platform> Inner<P> {
     /// Whether it is still known what changed after `since`.
     pub(super) fn check_history(&self, handle: Handle, since: Lsn) -> Result<(), DvolError> {
         let record = self.record(handle)?;
-        let (low, high) = record.gap;
-        let in_gap = since > low && since < high;
-        if since < record.floor || in_gap {
+        if since < record.floor || record.is_discarded(since) {
             return Err(DvolError::HistoryForgotten);
         }
         Ok(())

@@ -68,8 +68,10 @@ pub struct CatalogueRecord {
     pub lsn: Lsn,
     /// Nothing is known of changes up to this one: tombstones below it may be gone.
     pub floor: Lsn,
-    /// After a rollback: LSNs above `gap.0` and up to `gap.1` belong to a discarded past.
+    /// After a rollback: LSNs above `gap.0` and below `gap.1` belong to a discarded past.
     pub gap: (Lsn, Lsn),
+    /// The same of all rollbacks before the last one, from the first to the last of them: what lies between two of those isn't told apart.
+    pub older_gap: (Lsn, Lsn),
     /// Fencing number; writers with an older one are refused.
     pub epoch: Epoch,
     /// Incarnation of the node in which `lsn` was given out; see `docs/formats/device.md`, "LSNs
@@ -94,6 +96,23 @@ pub struct CatalogueRecord {
 }
 
 impl CatalogueRecord {
+    /// Whether what the dvol was like at this LSN belongs to a past that a rollback has discarded.
+    pub fn is_discarded(&self, lsn: Lsn) -> bool {
+        let mut gaps = [self.gap, self.older_gap].into_iter();
+        gaps.any(|(low, high)| lsn > low && lsn < high)
+    }
+
+    /// It is rolled back, by the change with this LSN, to what had this record. Of the past it has what that had: what came behind it is discarded, with the
+    /// rollbacks among it.
+    pub fn roll_back_to(&mut self, target: &CatalogueRecord, lsn: Lsn) {
+        let is_one = |(low, high): &(Lsn, Lsn)| low < high;
+        let gaps = [target.older_gap, target.gap];
+        let older = gaps.into_iter().filter(is_one);
+        let older = older.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
+        self.older_gap = older.unwrap_or_default();
+        self.gap = (target.lsn, lsn);
+    }
+
     /// Appends the record, [`RECORD_BYTES`] long. `None` is a free slot: all zeros.
     pub fn encode(record: Option<&CatalogueRecord>, out: &mut Vec<u8>) {
         let start = out.len();
@@ -143,7 +162,10 @@ impl CatalogueRecord {
                 .u64(root.max_lsn.0),
             None => writer.bytes(&[0; 32]),
         };
-        writer.bytes(&self.attributes);
+        writer
+            .bytes(&self.attributes)
+            .u64(self.older_gap.0.0)
+            .u64(self.older_gap.1.0);
         writer.pad_to(start + 256).bytes(self.name.as_bytes());
     }
 
@@ -192,10 +214,12 @@ impl CatalogueRecord {
             reap_cursor: Key(reader.u64()?),
             map: decode_map_root(&mut reader)?,
             attributes: [0; ATTRIBUTE_BYTES],
+            older_gap: (Lsn::ZERO, Lsn::ZERO),
         };
         record
             .attributes
             .copy_from_slice(reader.take(ATTRIBUTE_BYTES)?);
+        record.older_gap = (Lsn(reader.u64()?), Lsn(reader.u64()?));
         reader.seek(256)?;
         record.name = decode_name(reader.take(name_len)?)?;
         record.check()?;
@@ -281,7 +305,8 @@ pub(crate) fn sample() -> CatalogueRecord {
         created_ns: 1,
         lsn: Lsn(2),
         floor: Lsn(0),
-        gap: (Lsn(0), Lsn(1)),
+        gap: (Lsn(2), Lsn(3)),
+        older_gap: (Lsn(0), Lsn(1)),
         epoch: Epoch(3),
         lsn_incarnation: 4,
         layer: LayerNo(6),

@@ -321,7 +321,7 @@ impl State {
         let incarnation = self.incarnation;
         let target = self.existing(to);
         target.children.push(slot);
-        let (new_map, target_lsn) = (target.map.clone(), target.record.lsn);
+        let (new_map, target) = (target.map.clone(), target.record.clone());
         let dvol = self.existing(slot);
         let old_parent = dvol.record.parent;
         let discarded = SlotState {
@@ -340,11 +340,7 @@ impl State {
         let record = &mut dvol.record;
         // What happened between the snapshot and now is undone: nobody can be told what changed
         // since an LSN in between.
-        let gap_start = match record.gap {
-            (low, high) if low < high => low.min(target_lsn),
-            _ => target_lsn,
-        };
-        record.gap = (gap_start, lsn);
+        record.roll_back_to(&target, lsn);
         record.lsn = lsn;
         record.lsn_incarnation = incarnation;
         record.size_bytes = size_bytes;

@@ -192,6 +192,7 @@ impl Builder {
             lsn,
             floor: Lsn::ZERO,
             gap: (Lsn::ZERO, Lsn::ZERO),
+            older_gap: (Lsn::ZERO, Lsn::ZERO),
             epoch: Epoch(0),
             lsn_incarnation: state.incarnation,
             layer: LayerNo(state.next_layer),

@@ -111,6 +111,7 @@ fn catalogue_record(builder: &Builder, choose: Choose<'_>) -> CatalogueRecord {
         lsn: Lsn::ZERO,
         floor: Lsn::ZERO,
         gap: (Lsn::ZERO, Lsn::ZERO),
+        older_gap: (Lsn::ZERO, Lsn::ZERO),
         epoch: Epoch(0),
         lsn_incarnation: 1,
         layer: LayerNo(1),

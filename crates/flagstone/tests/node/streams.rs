@@ -484,6 +484,29 @@ fn what_can_not_be_sent_is_said() {
     refused(part, NodeErrorKind::NotFound, "disk@c");
 }
 
+/// A backup that is cut off each night goes on all the same: what was received of it is undone, and the same stream fits once more.
+#[test]
+fn a_chain_goes_on_though_each_of_its_streams_was_cut_off_once() {
+    let scene = Scene::new();
+    scene.create("disk", 4 * MIB).expect("created");
+    write(&scene, "disk", 0, &[1; 8192]);
+    snapshot(&scene, "disk@s0").expect("taken");
+    receive(&scene, "copy", &sent(&scene, "disk@s0", None), false).expect("received");
+    for night in 1..5 {
+        write(&scene, "disk", night * 65_536, &[night as u8; 8192]);
+        let (new, old) = (format!("disk@s{night}"), format!("s{}", night - 1));
+        snapshot(&scene, &new).expect("taken");
+        let stream = sent(&scene, &new, Some(&old));
+        let id = begin(&scene, "copy", &stream, false).expect("begun");
+        scene.ask(|node| node.abandon_receive(id)).expect("undone");
+        receive(&scene, "copy", &stream, false).expect("received");
+        let both = ["disk", "copy"].map(|name| content(&scene, name, 4 * MIB));
+        assert!(both[0] == both[1], "night {night}");
+        // What it has come to can be sent on, too.
+        sent(&scene, &format!("copy@s{night}"), Some(&old));
+    }
+}
+
 /// Nobody sees anything of a stream before its end, whether it is abandoned or the node ends.
 #[test]
 fn an_interrupted_receive_leaves_what_was_there() {

@@ -198,10 +198,12 @@ fn no_base(why: &NoBase, snapshot: &SnapshotRef, since: &str, doing: &str) -> No
 }
 
 fn forgotten(since: &str, floor: Option<Lsn>, doing: &str) -> NodeError {
+    // Of one that has forgotten nothing it is nothing to be said.
+    let floor = floor.filter(|floor| *floor > Lsn::ZERO);
     let floor = floor.map_or_else(String::new, |lsn| format!(" (its history begins at {lsn})"));
     let found = format!(
-        "what changed since '{since}' is not known any more: the volume has forgotten it, or was rolled back to \
-         before it{floor}"
+        "what changed since '{since}' is not known any more: the volume has forgotten it, or it lies in a \
+         past that a rollback has discarded, or between two rollbacks{floor}"
     );
     NodeError::new(NodeErrorKind::Refused, doing, found).next(
         "send the whole snapshot, without --since, to a new volume; later ones can be sent --since this one",
