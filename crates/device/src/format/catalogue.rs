@@ -102,15 +102,14 @@ impl CatalogueRecord {
         gaps.any(|(low, high)| lsn > low && lsn < high)
     }
 
-    /// It is rolled back, by the change with this LSN, to what had this record. Of the past it has what that had: what came behind it is discarded, with the
-    /// rollbacks among it.
-    pub fn roll_back_to(&mut self, target: &CatalogueRecord, lsn: Lsn) {
-        let is_one = |(low, high): &(Lsn, Lsn)| low < high;
-        let gaps = [target.older_gap, target.gap];
-        let older = gaps.into_iter().filter(is_one);
+    /// It is rolled back, by the change with this LSN, to what it was at `target`. What was discarded before stays so, also if it is of the past of what it goes
+    /// back to now: who has read some of it in between can't be told what to read again.
+    pub fn roll_back_to(&mut self, target: Lsn, lsn: Lsn) {
+        let gaps = [self.older_gap, self.gap].into_iter();
+        let older = gaps.filter(|(low, high)| low < high);
         let older = older.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
         self.older_gap = older.unwrap_or_default();
-        self.gap = (target.lsn, lsn);
+        self.gap = (target, lsn);
     }
 
     /// Appends the record, [`RECORD_BYTES`] long. `None` is a free slot: all zeros.

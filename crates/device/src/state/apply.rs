@@ -321,7 +321,7 @@ impl State {
         let incarnation = self.incarnation;
         let target = self.existing(to);
         target.children.push(slot);
-        let (new_map, target) = (target.map.clone(), target.record.clone());
+        let (new_map, target_lsn) = (target.map.clone(), target.record.lsn);
         let dvol = self.existing(slot);
         let old_parent = dvol.record.parent;
         let discarded = SlotState {
@@ -340,7 +340,7 @@ impl State {
         let record = &mut dvol.record;
         // What happened between the snapshot and now is undone: nobody can be told what changed
         // since an LSN in between.
-        record.roll_back_to(&target, lsn);
+        record.roll_back_to(target_lsn, lsn);
         record.lsn = lsn;
         record.lsn_incarnation = incarnation;
         record.size_bytes = size_bytes;
