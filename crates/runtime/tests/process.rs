@@ -36,7 +36,20 @@ fn child(role: &str) -> Command {
 }
 
 fn run_child(mut command: Command) -> (Output, String) {
-    let output = command.output().unwrap();
+    // A child that another test has forked just now has our copy of the program open for writing, until it runs its own.
+    let is_busy = |output: &io::Result<Output>| {
+        let error = output.as_ref().err();
+        error.is_some_and(|error| error.kind() == io::ErrorKind::ExecutableFileBusy)
+    };
+    let mut output = command.output();
+    for _ in 0..1000 {
+        if !is_busy(&output) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        output = command.output();
+    }
+    let output = output.unwrap();
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     (output, String::from_utf8(text).unwrap())
 }
