@@ -36,20 +36,7 @@ fn child(role: &str) -> Command {
 }
 
 fn run_child(mut command: Command) -> (Output, String) {
-    // A child that another test has forked just now has our copy of the program open for writing, until it runs its own.
-    let is_busy = |output: &io::Result<Output>| {
-        let error = output.as_ref().err();
-        error.is_some_and(|error| error.kind() == io::ErrorKind::ExecutableFileBusy)
-    };
-    let mut output = command.output();
-    for _ in 0..1000 {
-        if !is_busy(&output) {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        output = command.output();
-    }
-    let output = output.unwrap();
+    let output = command.output().unwrap();
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     (output, String::from_utf8(text).unwrap())
 }
@@ -176,9 +163,12 @@ fn a_forbidden_io_uring_is_explained() {
 fn nothing_needs_privileges() {
     let dir = TempDir::new();
     fs::set_permissions(dir.path(""), fs::Permissions::from_mode(0o777)).unwrap();
-    // A copy, since the original may lie where others have no access.
+    // A copy, since the original may lie where others have no access. By another program: what this one has open for writing a child that another test
+    // forks just now has open, too, and then it can't be run.
     let copy = dir.path("program");
-    fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut copying = Command::new("cp");
+    copying.arg(std::env::current_exe().unwrap()).arg(&copy);
+    assert!(copying.status().unwrap().success());
     let mut command = Command::new(&copy);
     command
         .args(["the_child", "--exact", "--nocapture"])
