@@ -72,7 +72,12 @@ fn what_a_status_promises() {
     assert_eq!(carried_out(CarriedOut::Yes), [Status::Ok]);
     assert_eq!(
         carried_out(CarriedOut::Perhaps),
-        [Status::NoSpace, Status::Device, Status::Fenced]
+        [
+            Status::NoSpace,
+            Status::Device,
+            Status::Fenced,
+            Status::Partly
+        ]
     );
 }
 
