@@ -92,25 +92,23 @@ impl RealVolume {
     ) -> Result<T, NativeError> {
         let began = self.platform.now();
         let mut what = pin!(what);
-        let came = match terms.until {
-            None => {
-                poll_fn(|cx| match what.as_mut().poll(cx) {
-                    Poll::Ready(came) => Poll::Ready(Some(came)),
-                    Poll::Pending if terms.has_left() => Poll::Ready(None),
-                    Poll::Pending => Poll::Pending,
-                })
-                .await
+        let mut late = pin!(async {
+            match terms.until {
+                Some(until) => self.platform.sleep_until(until).await,
+                None => std::future::pending().await,
             }
-            Some(until) => {
-                let mut late = pin!(self.platform.sleep_until(until));
-                poll_fn(|cx| match what.as_mut().poll(cx) {
-                    Poll::Ready(came) => Poll::Ready(Some(came)),
-                    Poll::Pending if terms.has_left() => Poll::Ready(None),
-                    Poll::Pending => late.as_mut().poll(cx).map(|()| None),
-                })
-                .await
+        });
+        let came = poll_fn(|cx| {
+            // Before anything else: where one is given up those behind it may have their turns at once, and would be made without it.
+            if terms.has_left() {
+                return Poll::Ready(None);
             }
-        };
+            match what.as_mut().poll(cx) {
+                Poll::Ready(came) => Poll::Ready(Some(came)),
+                Poll::Pending => late.as_mut().poll(cx).map(|()| None),
+            }
+        })
+        .await;
         terms.note_waited(self.platform.now().since(began));
         came.ok_or(NativeError::Late)
     }
