@@ -23,7 +23,7 @@ use crate::layers::LayerText;
 use crate::name::check_name;
 use crate::node::{
     BACKGROUND_DEFAULT_PERCENT, BACKGROUND_MAX_PERCENT, BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions,
-    FAILURE_DOMAIN_MAX_BYTES, MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT,
+    FAILURE_DOMAIN_MAX_BYTES, KeepAwake, MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT,
     NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
     Schedule, SchedulePolicy,
 };
@@ -61,6 +61,12 @@ dir = "./flagstone-data"
 # run on, one to eight. With one for each processor they are pinned; with fewer the scheduler places
 # them; more slow each other down. At most 64.
 cores = 0
+
+# Keep this machine's processors from sleeping while clients ask for one thing after the other and a core finds work as soon as it
+# looks: on a virtual machine each wake takes some tens of microseconds, twice for each request. Needs /dev/cpu_dma_latency, which
+# root may open, and counts for all processors, whatever else runs there. "auto": on virtual machines whose kernel can look for work
+# before it halts a processor (cpuidle's haltpoll), with at most four processors for each core. "yes" or "no".
+keep_awake = "auto"
 
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What
 # doesn't fit is read from the device when it is needed. At least "16M".
@@ -190,6 +196,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// Number of cores; 0 for half of the processors, one to eight.
     pub cores: usize,
+    /// Whether processors are kept from sleeping while clients come back at once.
+    pub keep_awake: KeepAwake,
     /// Memory for maps.
     pub map_cache: Size,
     /// Memory for blocks of data; 0 for none.
@@ -314,6 +322,7 @@ impl Default for Config {
         Config {
             dir: PathBuf::from(DIR_DEFAULT),
             cores: 0,
+            keep_awake: KeepAwake::default(),
             map_cache: Size(MAP_CACHE_DEFAULT_BYTES),
             block_cache: Size(BLOCK_CACHE_DEFAULT_BYTES),
             cache_volumes: false,
@@ -584,6 +593,7 @@ impl Config {
         Ok(NodeOptions {
             devices: self.device_options()?,
             cores: (self.cores > 0).then_some(self.cores),
+            keep_awake: self.keep_awake,
             nbd: self.nbd.listen.0,
             nbd_unix,
             native: self.native.listen.0,

@@ -21,6 +21,9 @@ pub struct RuntimeConfig {
     /// Whether a core that looks for the end of a transfer or a flush lets others of its CPU run in between: a kernel
     /// worker may have to post what it waits for. Where others keep the CPU for long it sleeps for a while instead.
     pub spin_yield: bool,
+    /// Whether the machine's processors are kept from sleeping while looking for work succeeds again and again, where the system lets
+    /// this user ask for it (`/dev/cpu_dma_latency`). It counts for all of them, whoever runs there.
+    pub keep_awake: bool,
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
@@ -56,6 +59,7 @@ impl Default for RuntimeConfig {
             spin_max_us: 100,
             spin_depth: 4,
             spin_yield: true,
+            keep_awake: false,
             ring_entries: 256,
             submit_batch: 8,
             waves: true,

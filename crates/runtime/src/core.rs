@@ -19,6 +19,7 @@ use std::task::{Context, Poll};
 
 use flagstone_platform::{BufferPool, Time};
 
+use crate::awake::{Processors, Wakefulness};
 use crate::config::{RuntimeConfig, TRANSFER_MAX_BYTES};
 use crate::counters::Counters;
 use crate::executor::Executor;
@@ -128,6 +129,9 @@ pub(crate) struct Core {
     pub(crate) wall_shift_ns: Cell<i64>,
     spin_depth: usize,
     spin_yield: bool,
+    wakefulness: RefCell<Wakefulness>,
+    /// By which the machine's processors are kept awake; `None` if they aren't to be, or can't.
+    processors: RefCell<Option<Processors>>,
     /// Devices open on this core, by what the kernel calls them, and how often each is.
     devices: RefCell<BTreeMap<DeviceId, usize>>,
     /// Set at the end: new operations fail at once.
@@ -161,6 +165,12 @@ impl Core {
         if driver.support().msg_ring {
             shared.offer_ring(driver.ring_fd());
         }
+        let processors = config.keep_awake.then(Processors::open).transpose();
+        let processors = processors.unwrap_or_else(|error| {
+            let core = shared.index;
+            tracing::info!("core {core}: processors sleep while clients wait one by one, since the kernel can't be asked: {error}");
+            None
+        });
         let core = Rc::new(Core {
             executor: Executor::new(shared.wake_id),
             shared,
@@ -185,6 +195,8 @@ impl Core {
             wait_all: config.kernel.wait_all,
             spin_depth: config.spin_depth as usize,
             spin_yield: config.spin_yield,
+            wakefulness: RefCell::default(),
+            processors: RefCell::new(processors),
             submit_batch: config.submit_batch.max(1) as usize,
             wall_shift_ns: Cell::new(config.wall_shift_s.saturating_mul(1_000_000_000)),
             devices: RefCell::default(),
@@ -287,6 +299,8 @@ impl Core {
         };
         let start_ns = self.read_clock();
         self.count_busy(start_ns);
+        let kept_ns = self.wakefulness.borrow_mut().end(start_ns);
+        self.let_sleep(kept_ns);
         let yields = self.spin_yield && wait != Wait::Others;
         let is_crowded = yields && self.crowd.borrow().is_there(start_ns);
         let spin_ns = match self.driver.ops.transfers() <= self.spin_depth && !is_crowded {
@@ -316,6 +330,7 @@ impl Core {
             self.busy_since_ns.set(now_ns);
             if found {
                 self.counters().spin_hits.add(1);
+                self.stay_awake(now_ns);
                 let waited_ns = now_ns.saturating_sub(start_ns);
                 self.spin
                     .borrow_mut()
@@ -326,9 +341,12 @@ impl Core {
                 return;
             }
         }
-        self.sleep(deadline);
+        let rest = self.wakefulness.borrow().until_ns().map(Time);
+        self.sleep(deadline.into_iter().chain(rest).min());
         let now_ns = self.read_clock();
         self.busy_since_ns.set(now_ns);
+        let kept_ns = self.wakefulness.borrow_mut().end(now_ns);
+        self.let_sleep(kept_ns);
         let ending = Ending::Asleep {
             spun: spin_ns > 0,
             event: self.driver.has_completions() || self.shared.has_work(),
@@ -343,6 +361,40 @@ impl Core {
     fn count_busy(&self, now_ns: u64) {
         let since_ns = self.busy_since_ns.replace(now_ns);
         self.counters().busy_ns.add(now_ns.saturating_sub(since_ns));
+    }
+
+    /// Looking for work has found some: keeps the machine's processors awake if it does again and again.
+    fn stay_awake(&self, now_ns: u64) {
+        let mut processors = self.processors.borrow_mut();
+        let Some(asked) = &*processors else {
+            return;
+        };
+        if !self.wakefulness.borrow_mut().hit(now_ns) {
+            return;
+        }
+        self.counters().awakenings.add(1);
+        if let Err(error) = asked.keep_awake(true) {
+            let core = self.shared.index;
+            tracing::warn!("core {core} can't keep processors awake, and goes on without: {error}");
+            self.wakefulness.borrow_mut().give_up(now_ns);
+            *processors = None;
+        }
+    }
+
+    /// They may sleep again, if they were kept awake for so long.
+    fn let_sleep(&self, kept_ns: Option<u64>) {
+        let Some(kept_ns) = kept_ns else {
+            return;
+        };
+        self.counters().awake_ns.add(kept_ns);
+        let mut processors = self.processors.borrow_mut();
+        // Where it can't be taken back by a write, it is by closing.
+        if processors
+            .as_ref()
+            .is_some_and(|asked| asked.keep_awake(false).is_err())
+        {
+            *processors = None;
+        }
     }
 
     fn sleep(&self, deadline: Option<Time>) {
@@ -457,6 +509,9 @@ impl Core {
 
     /// Drops what is left to do, then waits until the kernel has let go of every buffer.
     fn stop(self: &Rc<Self>) {
+        let kept_ns = self.wakefulness.borrow_mut().give_up(self.clock_ns());
+        self.let_sleep(kept_ns);
+        self.processors.take();
         self.executor.close();
         // Drops what is in it, and tells senders that the core has stopped.
         drop(self.mailbox.take());

@@ -84,6 +84,10 @@ counters! {
     long_yields,
     /// Nanoseconds spent looking for work.
     spin_ns,
+    /// Times the machine's processors were begun to be kept awake, since looking for work succeeded again and again.
+    awakenings,
+    /// Nanoseconds for which they were kept awake. Counted when that ends.
+    awake_ns,
     /// Nanoseconds spent neither looking for work nor asleep. Brought up to date when the core goes
     /// idle and when it looks at its timers, so it lags behind a little.
     busy_ns,

@@ -19,6 +19,7 @@
 //! The choice of flush method and of how long to look for work is measured in
 //! `docs/decisions/2026-11-21-flush-and-spin.md`.
 
+mod awake;
 mod config;
 mod core;
 mod counters;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flagstone_gateway::nfs3::{Network, Squash};
 use flagstone_tls::ServerTls;
+use serde::Deserialize;
 
 use super::points::MoveHooks;
 use super::slo::Schedule;
@@ -23,6 +24,19 @@ pub struct DeviceOptions {
     pub layers: Vec<LayerText>,
     /// How it is divided among its volumes, until somebody says otherwise.
     pub schedule: Schedule,
+}
+
+/// Whether the machine's processors are kept from sleeping while clients ask for one thing after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeepAwake {
+    /// On virtual machines where sleeping is dear and few processors are concerned.
+    #[default]
+    Auto,
+    /// Wherever the system lets this user ask for it.
+    Yes,
+    /// Never.
+    No,
 }
 
 /// Memory for maps unless something else is said: enough for some hundred gigabytes in use.
@@ -96,6 +110,8 @@ pub struct NodeOptions {
     pub portmapper: bool,
     /// What is not exported to this machine only.
     pub exports: Vec<ExportOptions>,
+    /// Whether processors are kept from sleeping while clients come back at once.
+    pub keep_awake: KeepAwake,
     /// Bytes of maps to keep in memory, on all cores and devices together; `None` for
     /// [`MAP_CACHE_DEFAULT_BYTES`].
     pub map_cache_bytes: Option<u64>,

@@ -12,6 +12,7 @@ use flagstone::node::{
 };
 use flagstone_gateway::nfs3::Squash;
 
+use crate::native::listening;
 use crate::support::Scene;
 
 pub(crate) fn with_nfs(options: &mut NodeOptions) {
@@ -20,7 +21,10 @@ pub(crate) fn with_nfs(options: &mut NodeOptions) {
 
 /// A node with a filesystem that a client has used.
 pub(crate) fn scene_with_files() -> Scene {
-    let scene = Scene::with(with_nfs);
+    let scene = Scene::with(|options| {
+        with_nfs(options);
+        listening(options);
+    });
     create(&scene, "data").expect("made");
     let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
     let (status, root) = mount(&mut stream, "/data");

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use flagstone::node::{
-    DeviceOptions, Node, NodeError, NodeFuture, NodeOptions, Reservation, VolumeInfo, VolumeSpec,
+    DeviceOptions, KeepAwake, Node, NodeError, NodeFuture, NodeOptions, Reservation, VolumeInfo,
+    VolumeSpec,
 };
 use flagstone::offline::FormatOptions;
 
@@ -63,6 +64,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         block_cache_bytes: None,
         cache_volumes: false,
         scrub_days: 0,
+        keep_awake: KeepAwake::No,
         nbd_connections_max: 64,
         stop_grace_ms: 60_000,
         record: None,

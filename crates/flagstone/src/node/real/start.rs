@@ -104,7 +104,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
 
 pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeError> {
     let cores = options.cores.unwrap_or_else(default_cores).max(1);
-    let mut tuning = tuning::sensible(cores);
+    let mut tuning = tuning::sensible(cores, options.keep_awake);
     if let Some(settings) = &options.tuning {
         tuning::apply(&mut tuning, settings).map_err(|what| {
             NodeError::new(NodeErrorKind::InvalidArgument, "tuning the cores", what)

@@ -23,7 +23,7 @@ use super::core::Directory;
 use super::start::start_node;
 use super::volume::{RealVolume, VolumeCounters};
 use super::*;
-use crate::node::{DeviceOptions, NodeOptions, ReceiveSpec, StreamRun};
+use crate::node::{DeviceOptions, KeepAwake, NodeOptions, ReceiveSpec, StreamRun};
 use crate::offline::FormatOptions;
 
 thread_local! {
@@ -55,6 +55,7 @@ pub(super) fn options(path: PathBuf) -> NodeOptions {
         block_cache_bytes: None,
         cache_volumes: false,
         scrub_days: 0,
+        keep_awake: KeepAwake::No,
         nbd_connections_max: 4,
         stop_grace_ms: 0,
         record: None,

@@ -6,6 +6,8 @@
 
 use flagstone_runtime::{FlushMethod, RuntimeConfig};
 
+use crate::node::KeepAwake;
+
 /// How the cores run and how they flush.
 pub(super) struct Tuning {
     pub(super) runtime: RuntimeConfig,
@@ -14,10 +16,38 @@ pub(super) struct Tuning {
     pub(super) hold_checkpoints: bool,
 }
 
+/// Where the kernel says what processors there are.
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+
+/// Processors for each core that are kept awake unless the configuration says so: one with a client or a device's interrupts, and a
+/// few that have nothing to do with it.
+const AWAKE_MAX: usize = 4;
+
+/// Whether it pays to keep processors awake: `driver` says how the kernel has them idle, `online` which there are ("0-3,8").
+fn pays(driver: &str, online: &str, cores: usize) -> bool {
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let count = |range: &str| match range.split_once('-') {
+        None => number(range).map(|_| 1),
+        Some((first, last)) => Some(number(last)?.checked_sub(number(first)?)? + 1),
+    };
+    let processors: Option<usize> = online.trim().split(',').map(count).sum();
+    let few = processors.is_some_and(|count| count <= cores.saturating_mul(AWAKE_MAX));
+    driver.trim() == "haltpoll" && few
+}
+
 /// Settings for `cores` cores on this machine.
-pub(super) fn sensible(cores: usize) -> Tuning {
+pub(super) fn sensible(cores: usize, keep_awake: KeepAwake) -> Tuning {
     let config = RuntimeConfig {
         cores,
+        keep_awake: match keep_awake {
+            KeepAwake::Yes => true,
+            KeepAwake::No => false,
+            KeepAwake::Auto => {
+                let read = |name: &str| std::fs::read_to_string(format!("{PROCESSORS}/{name}"));
+                let read = |name: &str| read(name).unwrap_or_default();
+                pays(&read("cpuidle/current_driver"), &read("online"), cores)
+            }
+        },
         // With fewer cores than CPUs the scheduler brings a core to where its work arrives.
         pin: cores >= std::thread::available_parallelism().map_or(1, usize::from),
         ..RuntimeConfig::default()
@@ -45,6 +75,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
                 config.wall_shift_s = value.parse().map_err(|_| wrong("seconds"))?;
             }
             ("spin_yield", "yes" | "no") => config.spin_yield = value == "yes",
+            ("keep_awake", "yes" | "no") => config.keep_awake = value == "yes",
             ("waves", "yes" | "no") => config.waves = value == "yes",
             ("pin", "yes" | "no") => config.pin = value == "yes",
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
@@ -55,7 +86,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             _ => {
                 return Err(wrong(
                     "spin_us, spin_depth, submit_batch, registered_mib or wall_shift_s with a number, \
-                     waves=yes|no, spin_yield=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
+                     waves=yes|no, spin_yield=yes|no, keep_awake=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
                 ));
             }
         }
@@ -68,17 +99,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_few_processors_of_a_virtual_machine_are_kept_awake() {
+        for (driver, online, cores, expected) in [
+            ("haltpoll\n", "0-1\n", 1, true),
+            ("haltpoll\n", "0\n", 1, true),
+            ("haltpoll\n", "0-3\n", 1, true),
+            ("haltpoll\n", "0-4\n", 1, false),
+            ("haltpoll\n", "0-4\n", 2, true),
+            ("haltpoll\n", "0-1,4,6-7\n", 1, false),
+            ("haltpoll\n", "0-1,4,7\n", 1, true),
+            ("intel_idle\n", "0-1\n", 1, false),
+            ("none\n", "0-1\n", 1, false),
+            ("", "", 1, false),
+            ("haltpoll\n", "", 8, false),
+            ("haltpoll\n", "3-1\n", 8, false),
+            ("haltpoll\n", "some\n", 8, false),
+        ] {
+            assert_eq!(pays(driver, online, cores), expected, "{driver}{online}");
+        }
+    }
+
+    #[test]
     fn settings_take_effect_and_nonsense_is_refused() {
-        let mut tuning = sensible(1);
+        let mut tuning = sensible(1, KeepAwake::Yes);
+        assert!(tuning.runtime.keep_awake);
         apply(
             &mut tuning,
-            "spin_us=7,spin_yield=no,submit_batch=3,pin=no,flush=ring,checkpoints=held",
+            "spin_us=7,spin_yield=no,keep_awake=no,submit_batch=3,pin=no,flush=ring,checkpoints=held",
         )
         .unwrap();
         let config = &tuning.runtime;
         assert_eq!((config.spin_max_us, config.submit_batch), (7, 3));
         assert!(!config.pin && !config.spin_yield && tuning.flush == FlushMethod::RingFsync);
-        assert!(tuning.hold_checkpoints);
+        assert!(tuning.hold_checkpoints && !tuning.runtime.keep_awake);
+        assert!(!sensible(1, KeepAwake::No).runtime.keep_awake);
         for wrong in [
             "spin_us",
             "spin_us=x",

@@ -171,6 +171,7 @@ fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
         "background_used_ns" => ("background_used_seconds", MetricKind::Counter, value / 1e9),
         "moves_used_ns" => ("moves_used_seconds", MetricKind::Counter, value / 1e9),
         "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
+        "awake_ns" => ("awake_seconds", MetricKind::Counter, value / 1e9),
         "late_ns" => ("late_seconds", MetricKind::Counter, value / 1e9),
         "holding_devices" => (name, MetricKind::Gauge, value),
         name => (name, MetricKind::Counter, value),
