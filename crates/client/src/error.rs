@@ -122,8 +122,7 @@ pub(crate) fn perhaps(status: u16) -> bool {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let failure = self.failure();
-        write!(f, "{}: {}", failure.doing, failure.cause)?;
+        write!(f, "{}", self.failure())?;
         match self {
             Error::NotCarriedOut(_) => Ok(()),
             Error::Perhaps(_) => f.write_str(" It may have been carried out: read to find out."),
@@ -132,6 +131,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.doing, self.cause)
+    }
+}
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

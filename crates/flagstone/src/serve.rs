@@ -113,6 +113,19 @@ pub struct DevPlan {
     pub size_bytes: Option<u64>,
 }
 
+/// Looks at the certificate and keys that a configuration names, without starting anything. Fails if a node couldn't start with them. What isn't
+/// here, or not for this user to read, may be where the node will be: then that is returned.
+pub fn check_tls(config: &Config) -> anyhow::Result<Option<NodeError>> {
+    let Some(files) = config.tls.files()? else {
+        return Ok(None);
+    };
+    if let Some(unreadable) = certificates::unreadable(&files) {
+        return Ok(Some(unreadable));
+    }
+    certificates::load(&files, config.tls.required)?;
+    Ok(None)
+}
+
 /// Serves until a signal or a request stops the node. `out` gets the lines that end in `ready`.
 pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = plan.config.dir.clone();

@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use super::Cli;
 use crate::config::{Config, EXAMPLE};
 use crate::output::Output;
+use crate::serve::check_tls;
 
 #[derive(Args, Debug)]
 pub(super) struct ConfigArgs {
@@ -22,7 +23,7 @@ enum ConfigCommand {
 Example:
   flagstone config example > /etc/flagstone.toml")]
     Example,
-    /// Check a configuration file without starting anything
+    /// Check a configuration file, and the certificates and keys that it names, without starting anything
     #[command(after_help = "\
 Examples:
   flagstone config check /etc/flagstone.toml
@@ -49,7 +50,9 @@ pub(super) fn config(args: &ConfigArgs, output: &mut Output<'_>) -> anyhow::Resu
     match &args.command {
         ConfigCommand::Example => write!(output.out, "{EXAMPLE}")?,
         ConfigCommand::Check { file } => {
-            let options = Config::load(file)?.options_without_devices_too()?;
+            let config = Config::load(file)?;
+            let options = config.options_without_devices_too()?;
+            let unseen = check_tls(&config)?;
             let devices: Vec<String> = options
                 .devices
                 .iter()
@@ -64,6 +67,9 @@ pub(super) fn config(args: &ConfigArgs, output: &mut Output<'_>) -> anyhow::Resu
                 false => file.display().to_string(),
             };
             writeln!(output.out, "{shown} is a valid configuration: {devices}")?;
+            if let Some(unseen) = unseen {
+                writeln!(output.out, "The files of [tls] were not checked: {unseen}")?;
+            }
         }
     }
     Ok(())

@@ -196,7 +196,11 @@ impl<'a> Sink<'a> {
         if kind.as_ref().is_ok_and(|kind| kind.is_block_device()) {
             return Err(on_a_disk(path).into());
         }
-        if kind.is_ok_and(|kind| !kind.is_file() && !kind.is_dir()) {
+        if kind.as_ref().is_ok_and(|kind| kind.is_dir()) {
+            let message = format!("writing {}: it is a folder", path.display());
+            return Err(usage(&message, "name the file that the stream shall become").into());
+        }
+        if kind.is_ok_and(|kind| !kind.is_file()) {
             // Never made anew, and never given another name: others know it by this one.
             let file = File::options().write(true).open(path);
             let file = file.with_context(|| format!("writing {}", path.display()))?;

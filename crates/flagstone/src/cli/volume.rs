@@ -588,6 +588,11 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     if let Some(moving) = &info.moving {
         rows.push(("moving", moves::progress(moving)));
     }
+    if info.receiving {
+        let sentence =
+            "a stream, which `snapshot receive` brings; clients are refused until it has ended";
+        rows.push(("receiving", sentence.to_owned()));
+    }
     if let Some(fork) = &info.fork {
         rows.push(("fork", moves::fork(fork)));
     }

@@ -215,7 +215,7 @@ pub struct VolumeInfo {
     pub origin: Option<String>,
     /// Number of its snapshots.
     pub snapshot_count: u64,
-    /// NBD connections that are attached to it, not to a snapshot of it.
+    /// How often it, not a snapshot of it, is attached by a connection of NBD or open on one of the native protocol.
     pub connection_count: u64,
     /// The LSN of its last change: `epoch.counter`.
     #[serde(with = "lsn_text")]
@@ -239,6 +239,9 @@ pub struct VolumeInfo {
     /// Where it is being moved to, and how far that is; null if it isn't being moved.
     #[serde(default)]
     pub moving: Option<MoveInfo>,
+    /// Whether a stream is being received into it: nobody else can use or change it until the stream has ended or is given up.
+    #[serde(default)]
+    pub receiving: bool,
     /// The other copy of a volume that stayed by somebody's word; null if there was none.
     #[serde(default)]
     pub fork: Option<Fork>,

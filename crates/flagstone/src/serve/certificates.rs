@@ -43,6 +43,23 @@ pub(super) fn load(files: &TlsFiles<'_>, required: bool) -> Result<ServerTls, No
     Ok(tls)
 }
 
+/// Why one of them can't be looked at by this user, on this machine.
+pub(super) fn unreadable(files: &TlsFiles<'_>) -> Option<NodeError> {
+    let paths = [files.certificate, files.key].into_iter();
+    paths.chain(files.client_ca).find_map(|path| {
+        // Opening a pipe waits.
+        let found = match fs::metadata(path) {
+            Ok(found) if found.is_file() => File::open(path).map(drop),
+            found => found.map(drop),
+        };
+        let error = found.err()?;
+        Some(NodeError::of_io(
+            format!("reading {}", path.display()),
+            &error,
+        ))
+    })
+}
+
 /// Seconds since 1970.
 #[expect(clippy::disallowed_methods, reason = "before any core runs")]
 fn now_s() -> i64 {

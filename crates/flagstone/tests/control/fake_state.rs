@@ -158,6 +158,7 @@ impl State {
             restrictions: Default::default(),
             scheduled: None,
             moving: None,
+            receiving: false,
             fork: None,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };

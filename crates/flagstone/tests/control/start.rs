@@ -1,8 +1,8 @@
 //! The real binary where it can't start: what it says, and what it leaves behind.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::net::TcpListener;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -337,6 +337,47 @@ fn a_configuration_that_is_no_text_is_wrong_usage() {
         let checked = ran(command.output().expect("the binary starts"));
         fails(&checked, Exit::Usage, "expected UTF-8 text");
     }
+}
+
+/// Whoever checks a configuration wants to know whether a node would start with it.
+#[test]
+fn a_key_of_another_certificate_fails_the_check() {
+    let dir = TempDir::new("checked");
+    let path = |name: &str| dir.path().join(name);
+    let pair = || rcgen::KeyPair::generate().expect("a key");
+    let (key, other) = (pair(), pair());
+    let params = rcgen::CertificateParams::new(vec!["node".to_owned()]).expect("a name");
+    let certificate = params.self_signed(&key).expect("a certificate").pem();
+    fs::write(path("node.pem"), certificate).expect("written");
+    for (name, pair) in [("node.key", &key), ("other.key", &other)] {
+        fs::write(path(name), pair.serialize_pem()).expect("written");
+        fs::set_permissions(path(name), Permissions::from_mode(0o600)).expect("changed");
+    }
+    let checked = |key: &str| {
+        let (certificate, key) = (path("node.pem"), path(key));
+        let text = format!("[tls]\ncertificate = {certificate:?}\nkey = {key:?}\n");
+        fs::write(path("config"), text).expect("written");
+        flagstone(&format!("config check {}", path("config").display()))
+    };
+    let good = checked("node.key");
+    assert_eq!(good.exit, 0, "{}", good.err);
+    assert!(!good.out.contains("not checked"), "{}", good.out);
+    fails(
+        &checked("other.key"),
+        Exit::Usage,
+        "name the key that the certificate was made for",
+    );
+    // Perhaps it is where the node will be.
+    let missing = checked("none.key");
+    assert_eq!(missing.exit, 0, "{}", missing.err);
+    assert!(
+        missing.out.contains("were not checked: reading"),
+        "{}",
+        missing.out
+    );
+    // And one that everybody may read is refused there, too.
+    fs::set_permissions(path("node.key"), Permissions::from_mode(0o644)).expect("changed");
+    fails(&checked("node.key"), Exit::Refused, "chmod 600");
 }
 
 /// Keys and certificates are looked at before anything is touched.

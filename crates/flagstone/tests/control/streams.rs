@@ -106,6 +106,21 @@ fn who_does_not_take_all_of_a_stream_has_no_backup() {
     assert!(full.is_symlink(), "what takes a stream stays what it is");
 }
 
+/// Said before anything is sent, and nothing is made beside it.
+#[test]
+fn a_folder_takes_no_stream() {
+    let served = served();
+    let dir = TempDir::new("streams-folder");
+    let folder = dir.path().join("backups");
+    std::fs::create_dir(&folder).expect("a folder");
+    let sent = send_to(&served, Stdio::piped(), folder.to_str().expect("text"));
+    assert_eq!(sent.exit, i32::from(Exit::Usage.code()), "{}", sent.err);
+    let said = "it is a folder\n  name the file that the stream shall become";
+    assert!(sent.err.contains(said), "{}", sent.err);
+    let left = std::fs::read_dir(dir.path()).expect("reads").count();
+    assert_eq!(left, 1, "the folder alone");
+}
+
 #[test]
 fn a_pipe_with_a_name_takes_a_stream_and_stays_a_pipe() {
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};

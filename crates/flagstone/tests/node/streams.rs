@@ -525,12 +525,14 @@ fn an_interrupted_receive_leaves_what_was_there() {
     let unchanged = |scene: &Scene| {
         let copy = scene.show("copy").expect("shown");
         assert_eq!((copy.size_bytes, copy.snapshot_count), (4 * MIB, 1));
+        assert!(!copy.receiving);
         assert!(content(scene, "copy", 4 * MIB) == before);
         let new = scene.show("new");
         refused(new, NodeErrorKind::NotFound, "new");
     };
     let onto = begin(&scene, "copy", &stream, false).expect("begun");
     let new = begin(&scene, "new", &full, false).expect("begun");
+    assert!(scene.show("copy").expect("shown").receiving);
     // Closed meanwhile, and its name taken.
     let busy = [
         snapshot(&scene, "copy@mine"),

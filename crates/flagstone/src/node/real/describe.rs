@@ -187,6 +187,7 @@ impl RealNode {
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
             moving: self.moves.not_over(dvol.handle.id),
+            receiving: self.names.is_receiving(dvol.handle.id),
             fork: self.between.fork_of(dvol.handle.id),
             export_url,
         }

@@ -296,7 +296,7 @@ fn in_words(error: &Error, to: &Promised) -> String {
              come, or the key is another's; ask for the move again",
             to.address
         ),
-        _ => error.to_string(),
+        _ => error.failure().to_string(),
     }
 }
 

@@ -209,7 +209,8 @@ impl RealVolume {
 
 /// Why it can't be opened there.
 fn because(error: Error) -> (VolumeError, String) {
-    (volume_error(&error), error.to_string())
+    // Not what a program with a volume open might do about it.
+    (volume_error(&error), error.failure().to_string())
 }
 
 impl CoreNode {
