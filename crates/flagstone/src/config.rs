@@ -65,7 +65,7 @@ cores = 0
 # Keep this machine's processors from sleeping while clients ask for one thing after the other and a core finds work as soon as it
 # looks: on a virtual machine each wake takes some tens of microseconds, twice for each request. Needs /dev/cpu_dma_latency, which
 # root may open, and counts for all processors, whatever else runs there. "auto": on virtual machines whose kernel can look for work
-# before it halts a processor (cpuidle's haltpoll), with at most four processors for each core. "yes" or "no".
+# before it halts a processor (cpuidle's haltpoll), with at most four processors for each core, and eight in all. "yes" or "no".
 keep_awake = "auto"
 
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What

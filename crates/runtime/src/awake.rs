@@ -13,8 +13,10 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Who may open it says how soon processors have to be back.
-const REQUESTS: &str = "/dev/cpu_dma_latency";
+use crate::counters::Counters;
+
+/// Who may open it tells the kernel how soon processors have to be back.
+pub const LATENCY_REQUESTS: &str = "/dev/cpu_dma_latency";
 
 /// As long as this is what is held, in microseconds, processors stay awake.
 const AT_ONCE: i32 = 0;
@@ -31,7 +33,7 @@ const GAP_NS: u64 = 500_000;
 
 /// When to keep them awake. No clock and no I/O here.
 #[derive(Default)]
-pub(crate) struct Wakefulness {
+struct Wakefulness {
     /// Successes in a row.
     hits: u32,
     last_hit_ns: u64,
@@ -41,7 +43,7 @@ pub(crate) struct Wakefulness {
 
 impl Wakefulness {
     /// Looking for work has found some. True if they are to be kept awake from now on.
-    pub(crate) fn hit(&mut self, now_ns: u64) -> bool {
+    fn hit(&mut self, now_ns: u64) -> bool {
         let gap_ns = now_ns.saturating_sub(self.last_hit_ns);
         self.hits = match gap_ns < GAP_NS {
             true => self.hits.saturating_add(1),
@@ -56,19 +58,19 @@ impl Wakefulness {
     }
 
     /// When the row ends unless there is another success; `None` if they aren't kept awake.
-    pub(crate) fn until_ns(&self) -> Option<u64> {
+    fn until_ns(&self) -> Option<u64> {
         self.since_ns
             .map(|_| self.last_hit_ns.saturating_add(GAP_NS))
     }
 
     /// Ends it if the row has ended. Returns for how long they were kept awake then, in nanoseconds.
-    pub(crate) fn end(&mut self, now_ns: u64) -> Option<u64> {
+    fn end(&mut self, now_ns: u64) -> Option<u64> {
         let until_ns = self.until_ns()?;
         (now_ns >= until_ns).then(|| self.give_up(now_ns))?
     }
 
     /// Ends it, whatever happened. Returns for how long they were kept awake, if they were.
-    pub(crate) fn give_up(&mut self, now_ns: u64) -> Option<u64> {
+    fn give_up(&mut self, now_ns: u64) -> Option<u64> {
         self.hits = 0;
         let since_ns = self.since_ns.take()?;
         Some(now_ns.saturating_sub(since_ns))
@@ -76,28 +78,115 @@ impl Wakefulness {
 }
 
 /// A request that can be made of the kernel.
-pub(crate) struct Processors {
+struct Processors {
     file: File,
 }
 
 impl Processors {
     /// Fails where this user may not, or where the kernel has no such thing. Nothing is asked for yet.
-    pub(crate) fn open() -> io::Result<Processors> {
-        Processors::open_at(Path::new(REQUESTS))
-    }
-
-    fn open_at(path: &Path) -> io::Result<Processors> {
+    fn open(path: &Path) -> io::Result<Processors> {
         let file = File::options().write(true).open(path)?;
         Ok(Processors { file })
     }
 
     /// Has all processors of the machine stay awake, or not any more. It ends with this value, too, and with the process.
-    pub(crate) fn keep_awake(&self, awake: bool) -> io::Result<()> {
+    fn keep_awake(&self, awake: bool) -> io::Result<()> {
         let wanted = match awake {
             true => AT_ONCE,
             false => WHENEVER,
         };
         (&self.file).write_all(&wanted.to_ne_bytes())
+    }
+}
+
+/// Both, of one core.
+pub(crate) struct Awake {
+    when: Wakefulness,
+    /// `None` if they aren't to be kept awake, or can't.
+    processors: Option<Processors>,
+    core: usize,
+}
+
+impl Awake {
+    /// Asks at `path`; `None` for never.
+    pub(crate) fn new(path: Option<&Path>, core: usize) -> Awake {
+        let opened = path.map(|path| (path, Processors::open(path)));
+        let processors = opened.and_then(|(path, opened)| match opened {
+            Ok(processors) => Some(processors),
+            Err(error) => {
+                let path = path.display();
+                tracing::info!(
+                    "core {core}: processors sleep while clients wait one by one, since {path} can't be opened for writing ({error}): let the \
+                     node's user, or set `keep_awake` to \"no\""
+                );
+                None
+            }
+        });
+        Awake {
+            when: Wakefulness::default(),
+            processors,
+            core,
+        }
+    }
+
+    /// Looking for work has found some.
+    pub(crate) fn hit(&mut self, now_ns: u64, counters: &Counters) {
+        let Some(processors) = &self.processors else {
+            return;
+        };
+        if !self.when.hit(now_ns) {
+            return;
+        }
+        match processors.keep_awake(true) {
+            Ok(()) => counters.awakenings.add(1),
+            Err(error) => {
+                self.when.give_up(now_ns);
+                self.go_without(&error);
+            }
+        }
+    }
+
+    /// When [`Awake::rest`] has something to do unless there is another success.
+    pub(crate) fn until_ns(&self) -> Option<u64> {
+        self.when.until_ns()
+    }
+
+    /// Lets them sleep if the row has ended. True if it has now.
+    pub(crate) fn rest(&mut self, now_ns: u64, counters: &Counters) -> bool {
+        let kept_ns = self.when.end(now_ns);
+        self.let_sleep(kept_ns, counters)
+    }
+
+    /// Lets them sleep for good.
+    pub(crate) fn stop(&mut self, now_ns: u64, counters: &Counters) {
+        let kept_ns = self.when.give_up(now_ns);
+        self.let_sleep(kept_ns, counters);
+        self.processors = None;
+    }
+
+    fn let_sleep(&mut self, kept_ns: Option<u64>, counters: &Counters) -> bool {
+        let Some(kept_ns) = kept_ns else {
+            return false;
+        };
+        counters.awake_ns.add(kept_ns);
+        let asked = self
+            .processors
+            .as_ref()
+            .map(|asked| asked.keep_awake(false));
+        if let Some(Err(error)) = asked {
+            // What can't be taken back by a write is by closing.
+            self.go_without(&error);
+        }
+        true
+    }
+
+    fn go_without(&mut self, error: &io::Error) {
+        let core = self.core;
+        tracing::warn!(
+            "core {core}: the kernel doesn't take what it is asked at {LATENCY_REQUESTS} any more ({error}); processors sleep while clients \
+             wait one by one, until the node is restarted"
+        );
+        self.processors = None;
     }
 }
 
@@ -162,13 +251,13 @@ mod tests {
     fn what_is_asked_for_is_four_bytes_in_microseconds() {
         let path = std::env::temp_dir().join(format!("flagstone-awake-{}", std::process::id()));
         std::fs::write(&path, []).expect("written");
-        let processors = Processors::open_at(&path).expect("opened");
+        let processors = Processors::open(&path).expect("opened");
         processors.keep_awake(true).expect("asked");
         processors.keep_awake(false).expect("asked");
         let written = std::fs::read(&path).expect("read");
         let expected = [0i32.to_ne_bytes(), 2_000_000_000i32.to_ne_bytes()].concat();
         assert_eq!(written, expected);
         let _ = std::fs::remove_file(&path);
-        assert!(Processors::open_at(&path).is_err(), "it is never made");
+        assert!(Processors::open(&path).is_err(), "it is never made");
     }
 }

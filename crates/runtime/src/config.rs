@@ -1,5 +1,7 @@
 //! What a runtime can be told at its start, with the defaults that suit an ordinary machine.
 
+use std::path::PathBuf;
+
 /// Settings of a runtime. `RuntimeConfig::default()` is one core, pinned, with adaptive polling.
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
@@ -21,9 +23,9 @@ pub struct RuntimeConfig {
     /// Whether a core that looks for the end of a transfer or a flush lets others of its CPU run in between: a kernel
     /// worker may have to post what it waits for. Where others keep the CPU for long it sleeps for a while instead.
     pub spin_yield: bool,
-    /// Whether the machine's processors are kept from sleeping while looking for work succeeds again and again, where the system lets
-    /// this user ask for it (`/dev/cpu_dma_latency`). It counts for all of them, whoever runs there.
-    pub keep_awake: bool,
+    /// Where the kernel is asked to keep the machine's processors from sleeping while looking for work succeeds again and again:
+    /// [`LATENCY_REQUESTS`](crate::LATENCY_REQUESTS). It counts for all of them, whoever runs there. Where this user may not open it, all goes on without. `None`: never.
+    pub keep_awake: Option<PathBuf>,
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
@@ -59,7 +61,7 @@ impl Default for RuntimeConfig {
             spin_max_us: 100,
             spin_depth: 4,
             spin_yield: true,
-            keep_awake: false,
+            keep_awake: None,
             ring_entries: 256,
             submit_batch: 8,
             waves: true,

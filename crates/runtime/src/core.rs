@@ -19,7 +19,7 @@ use std::task::{Context, Poll};
 
 use flagstone_platform::{BufferPool, Time};
 
-use crate::awake::{Processors, Wakefulness};
+use crate::awake::Awake;
 use crate::config::{RuntimeConfig, TRANSFER_MAX_BYTES};
 use crate::counters::Counters;
 use crate::executor::Executor;
@@ -129,9 +129,7 @@ pub(crate) struct Core {
     pub(crate) wall_shift_ns: Cell<i64>,
     spin_depth: usize,
     spin_yield: bool,
-    wakefulness: RefCell<Wakefulness>,
-    /// By which the machine's processors are kept awake; `None` if they aren't to be, or can't.
-    processors: RefCell<Option<Processors>>,
+    awake: RefCell<Awake>,
     /// Devices open on this core, by what the kernel calls them, and how often each is.
     devices: RefCell<BTreeMap<DeviceId, usize>>,
     /// Set at the end: new operations fail at once.
@@ -165,12 +163,7 @@ impl Core {
         if driver.support().msg_ring {
             shared.offer_ring(driver.ring_fd());
         }
-        let processors = config.keep_awake.then(Processors::open).transpose();
-        let processors = processors.unwrap_or_else(|error| {
-            let core = shared.index;
-            tracing::info!("core {core}: processors sleep while clients wait one by one, since the kernel can't be asked: {error}");
-            None
-        });
+        let awake = Awake::new(config.keep_awake.as_deref(), shared.index);
         let core = Rc::new(Core {
             executor: Executor::new(shared.wake_id),
             shared,
@@ -195,8 +188,7 @@ impl Core {
             wait_all: config.kernel.wait_all,
             spin_depth: config.spin_depth as usize,
             spin_yield: config.spin_yield,
-            wakefulness: RefCell::default(),
-            processors: RefCell::new(processors),
+            awake: RefCell::new(awake),
             submit_batch: config.submit_batch.max(1) as usize,
             wall_shift_ns: Cell::new(config.wall_shift_s.saturating_mul(1_000_000_000)),
             devices: RefCell::default(),
@@ -220,6 +212,8 @@ impl Core {
             }
             self.reap(is_idle);
             self.fire_timers();
+            // A core that is never idle doesn't look for work, either.
+            self.let_sleep(self.clock_ns());
         }
         self.stop();
     }
@@ -299,8 +293,6 @@ impl Core {
         };
         let start_ns = self.read_clock();
         self.count_busy(start_ns);
-        let kept_ns = self.wakefulness.borrow_mut().end(start_ns);
-        self.let_sleep(kept_ns);
         let yields = self.spin_yield && wait != Wait::Others;
         let is_crowded = yields && self.crowd.borrow().is_there(start_ns);
         let spin_ns = match self.driver.ops.transfers() <= self.spin_depth && !is_crowded {
@@ -330,7 +322,7 @@ impl Core {
             self.busy_since_ns.set(now_ns);
             if found {
                 self.counters().spin_hits.add(1);
-                self.stay_awake(now_ns);
+                self.awake.borrow_mut().hit(now_ns, self.counters());
                 let waited_ns = now_ns.saturating_sub(start_ns);
                 self.spin
                     .borrow_mut()
@@ -341,15 +333,19 @@ impl Core {
                 return;
             }
         }
-        let rest = self.wakefulness.borrow().until_ns().map(Time);
+        let rest = self.awake.borrow().until_ns().map(Time);
         self.sleep(deadline.into_iter().chain(rest).min());
-        let now_ns = self.read_clock();
+        let mut now_ns = self.read_clock();
+        // Woken only to let processors sleep again: nothing has happened yet, and it is the same idle period.
+        let is_due = deadline.is_some_and(|deadline| deadline.0 <= now_ns);
+        if self.let_sleep(now_ns) && !is_due && !self.has_work() {
+            self.sleep(deadline);
+            now_ns = self.read_clock();
+        }
         self.busy_since_ns.set(now_ns);
-        let kept_ns = self.wakefulness.borrow_mut().end(now_ns);
-        self.let_sleep(kept_ns);
         let ending = Ending::Asleep {
             spun: spin_ns > 0,
-            event: self.driver.has_completions() || self.shared.has_work(),
+            event: self.has_work(),
         };
         self.spin
             .borrow_mut()
@@ -363,38 +359,9 @@ impl Core {
         self.counters().busy_ns.add(now_ns.saturating_sub(since_ns));
     }
 
-    /// Looking for work has found some: keeps the machine's processors awake if it does again and again.
-    fn stay_awake(&self, now_ns: u64) {
-        let mut processors = self.processors.borrow_mut();
-        let Some(asked) = &*processors else {
-            return;
-        };
-        if !self.wakefulness.borrow_mut().hit(now_ns) {
-            return;
-        }
-        self.counters().awakenings.add(1);
-        if let Err(error) = asked.keep_awake(true) {
-            let core = self.shared.index;
-            tracing::warn!("core {core} can't keep processors awake, and goes on without: {error}");
-            self.wakefulness.borrow_mut().give_up(now_ns);
-            *processors = None;
-        }
-    }
-
-    /// They may sleep again, if they were kept awake for so long.
-    fn let_sleep(&self, kept_ns: Option<u64>) {
-        let Some(kept_ns) = kept_ns else {
-            return;
-        };
-        self.counters().awake_ns.add(kept_ns);
-        let mut processors = self.processors.borrow_mut();
-        // Where it can't be taken back by a write, it is by closing.
-        if processors
-            .as_ref()
-            .is_some_and(|asked| asked.keep_awake(false).is_err())
-        {
-            *processors = None;
-        }
+    /// Lets the machine's processors sleep again, if they were kept awake and that has ended. True if it has now.
+    fn let_sleep(&self, now_ns: u64) -> bool {
+        self.awake.borrow_mut().rest(now_ns, self.counters())
     }
 
     fn sleep(&self, deadline: Option<Time>) {
@@ -509,9 +476,9 @@ impl Core {
 
     /// Drops what is left to do, then waits until the kernel has let go of every buffer.
     fn stop(self: &Rc<Self>) {
-        let kept_ns = self.wakefulness.borrow_mut().give_up(self.clock_ns());
-        self.let_sleep(kept_ns);
-        self.processors.take();
+        self.awake
+            .borrow_mut()
+            .stop(self.clock_ns(), self.counters());
         self.executor.close();
         // Drops what is in it, and tells senders that the core has stopped.
         drop(self.mailbox.take());

@@ -42,6 +42,7 @@ mod trace;
 mod waker;
 mod waves;
 
+pub use awake::LATENCY_REQUESTS;
 pub use config::{KernelUse, RuntimeConfig};
 pub use counters::CoreCounters;
 pub use device::{

@@ -271,3 +271,45 @@ fn senders_survive_a_core_that_stops() {
         );
     }
 }
+
+/// The last four bytes that a core has written where it asks for processors to stay awake; `None` before the first.
+fn asked_last(path: &std::path::Path) -> Option<i32> {
+    let written = std::fs::read(path).unwrap();
+    let last = written.last_chunk::<4>()?;
+    Some(i32::from_ne_bytes(*last))
+}
+
+/// While somebody comes back at once they are kept awake; not any more when nobody has come for a while, though the core has nothing else to wake it.
+#[test]
+fn processors_are_kept_awake_only_while_somebody_comes_back_at_once() {
+    const AWAKE: Option<i32> = Some(0);
+    const ASLEEP: Option<i32> = Some(2_000_000_000);
+    let path = std::env::temp_dir().join(format!("flagstone-kept-awake-{}", std::process::id()));
+    std::fs::write(&path, []).unwrap();
+    let config = RuntimeConfig {
+        pin: false,
+        keep_awake: Some(path.clone()),
+        ..RuntimeConfig::default()
+    };
+    let runtime = Runtime::start(&config, |_| |_| ()).unwrap();
+    let remote = runtime.cores()[0].remote().clone();
+    // One message after the other, until it is asked for. On a busy machine a core that finds them while it looks, time after time, is rare.
+    while asked_last(&path) != AWAKE {
+        let (sender, receiver) = mpsc::channel();
+        send(&remote, Box::new(move |_| sender.send(()).unwrap()));
+        wait(&receiver);
+        assert!(remote.counters().messages < 20_000_000, "never kept awake");
+    }
+    // Nobody comes, and the core has nothing else to wake it.
+    let mut looks = 0;
+    while asked_last(&path) != ASLEEP {
+        looks += 1;
+        assert!(looks < 20_000_000, "kept awake for ever");
+        thread::yield_now();
+    }
+    let counters = remote.counters();
+    assert!(counters.awakenings > 0, "{counters:?}");
+    assert!(counters.awake_ns > 0, "{counters:?}");
+    runtime.stop();
+    let _ = std::fs::remove_file(&path);
+}

@@ -4,7 +4,9 @@
 //! measure alternatives beside each other (`cargo xtask bench block --variant`); what they were found
 //! to do is in `docs/decisions/2026-11-21-flush-and-spin.md`.
 
-use flagstone_runtime::{FlushMethod, RuntimeConfig};
+use std::path::PathBuf;
+
+use flagstone_runtime::{FlushMethod, LATENCY_REQUESTS, RuntimeConfig};
 
 use crate::node::KeepAwake;
 
@@ -20,8 +22,14 @@ pub(super) struct Tuning {
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 
 /// Processors for each core that are kept awake unless the configuration says so: one with a client or a device's interrupts, and a
-/// few that have nothing to do with it.
-const AWAKE_MAX: usize = 4;
+/// few that have nothing to do with it. And of the machine, since one core that is at work keeps all of them awake.
+const AWAKE_EACH_MAX: usize = 4;
+const AWAKE_MAX: usize = 8;
+
+/// Where the kernel is asked, if at all.
+fn asked_if(wanted: bool) -> Option<PathBuf> {
+    wanted.then(|| LATENCY_REQUESTS.into())
+}
 
 /// Whether it pays to keep processors awake: `driver` says how the kernel has them idle, `online` which there are ("0-3,8").
 fn pays(driver: &str, online: &str, cores: usize) -> bool {
@@ -31,7 +39,8 @@ fn pays(driver: &str, online: &str, cores: usize) -> bool {
         Some((first, last)) => Some(number(last)?.checked_sub(number(first)?)? + 1),
     };
     let processors: Option<usize> = online.trim().split(',').map(count).sum();
-    let few = processors.is_some_and(|count| count <= cores.saturating_mul(AWAKE_MAX));
+    let few = processors
+        .is_some_and(|count| count <= cores.saturating_mul(AWAKE_EACH_MAX).min(AWAKE_MAX));
     driver.trim() == "haltpoll" && few
 }
 
@@ -39,7 +48,7 @@ fn pays(driver: &str, online: &str, cores: usize) -> bool {
 pub(super) fn sensible(cores: usize, keep_awake: KeepAwake) -> Tuning {
     let config = RuntimeConfig {
         cores,
-        keep_awake: match keep_awake {
+        keep_awake: asked_if(match keep_awake {
             KeepAwake::Yes => true,
             KeepAwake::No => false,
             KeepAwake::Auto => {
@@ -47,7 +56,7 @@ pub(super) fn sensible(cores: usize, keep_awake: KeepAwake) -> Tuning {
                 let read = |name: &str| read(name).unwrap_or_default();
                 pays(&read("cpuidle/current_driver"), &read("online"), cores)
             }
-        },
+        }),
         // With fewer cores than CPUs the scheduler brings a core to where its work arrives.
         pin: cores >= std::thread::available_parallelism().map_or(1, usize::from),
         ..RuntimeConfig::default()
@@ -75,7 +84,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
                 config.wall_shift_s = value.parse().map_err(|_| wrong("seconds"))?;
             }
             ("spin_yield", "yes" | "no") => config.spin_yield = value == "yes",
-            ("keep_awake", "yes" | "no") => config.keep_awake = value == "yes",
+            ("keep_awake", "yes" | "no") => config.keep_awake = asked_if(value == "yes"),
             ("waves", "yes" | "no") => config.waves = value == "yes",
             ("pin", "yes" | "no") => config.pin = value == "yes",
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
@@ -106,6 +115,8 @@ mod tests {
             ("haltpoll\n", "0-3\n", 1, true),
             ("haltpoll\n", "0-4\n", 1, false),
             ("haltpoll\n", "0-4\n", 2, true),
+            ("haltpoll\n", "0-7\n", 4, true),
+            ("haltpoll\n", "0-8\n", 4, false),
             ("haltpoll\n", "0-1,4,6-7\n", 1, false),
             ("haltpoll\n", "0-1,4,7\n", 1, true),
             ("intel_idle\n", "0-1\n", 1, false),
@@ -122,7 +133,7 @@ mod tests {
     #[test]
     fn settings_take_effect_and_nonsense_is_refused() {
         let mut tuning = sensible(1, KeepAwake::Yes);
-        assert!(tuning.runtime.keep_awake);
+        assert_eq!(tuning.runtime.keep_awake, Some(LATENCY_REQUESTS.into()));
         apply(
             &mut tuning,
             "spin_us=7,spin_yield=no,keep_awake=no,submit_batch=3,pin=no,flush=ring,checkpoints=held",
@@ -131,8 +142,8 @@ mod tests {
         let config = &tuning.runtime;
         assert_eq!((config.spin_max_us, config.submit_batch), (7, 3));
         assert!(!config.pin && !config.spin_yield && tuning.flush == FlushMethod::RingFsync);
-        assert!(tuning.hold_checkpoints && !tuning.runtime.keep_awake);
-        assert!(!sensible(1, KeepAwake::No).runtime.keep_awake);
+        assert!(tuning.hold_checkpoints && tuning.runtime.keep_awake.is_none());
+        assert_eq!(sensible(1, KeepAwake::No).runtime.keep_awake, None);
         for wrong in [
             "spin_us",
             "spin_us=x",
