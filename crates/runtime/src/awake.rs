@@ -247,6 +247,31 @@ mod tests {
         assert_eq!(wakefulness.give_up(last_ns + 7), Some(7));
     }
 
+    /// A core that stops, and one that may not ask.
+    #[test]
+    fn whoever_stops_asks_for_nothing_any_more() {
+        let path = std::env::temp_dir().join(format!("flagstone-stops-{}", std::process::id()));
+        std::fs::write(&path, []).expect("written");
+        let counters = Counters::default();
+        let mut awake = Awake::new(Some(&path), 0);
+        for nth in 0..u64::from(HITS_MIN) {
+            awake.hit(nth * 1_000, &counters);
+        }
+        let asked = [AT_ONCE.to_ne_bytes(), WHENEVER.to_ne_bytes()].concat();
+        assert_eq!(std::fs::read(&path).expect("read"), asked[..4]);
+        awake.stop(u64::from(HITS_MIN) * 1_000, &counters);
+        assert_eq!(std::fs::read(&path).expect("read"), asked);
+        let counted = counters.snapshot();
+        assert_eq!((counted.awakenings, counted.awake_ns), (1, 1_000));
+        let _ = std::fs::remove_file(&path);
+        let mut without = Awake::new(Some(&path), 0);
+        for nth in 0..100 {
+            without.hit(nth * 1_000, &counters);
+        }
+        assert_eq!(without.until_ns(), None);
+        assert_eq!(counters.snapshot().awakenings, 1);
+    }
+
     #[test]
     fn what_is_asked_for_is_four_bytes_in_microseconds() {
         let path = std::env::temp_dir().join(format!("flagstone-awake-{}", std::process::id()));
