@@ -477,3 +477,54 @@ fn a_segment_that_is_being_taken_is_room_in_the_journal_that_takes_it() {
         second.stop().await.expect("stops");
     });
 }
+
+/// Each checkpoint that gave an emptied segment back was followed by one more that was taken: one for each 128 MiB written, although the
+/// same 8 MiB are written again and again and the rest of the device is nobody's.
+#[test]
+fn what_is_overwritten_again_and_again_keeps_its_two_segments_until_nothing_changes() {
+    const LARGE_BYTES: u64 = 16 << 30;
+    let disk = SimDisk::new(DiskConfig::new(LARGE_BYTES));
+    run(&disk, |platform, disk| async move {
+        let device = platform.open(&disk);
+        let options = FormatOptions {
+            journal_count: 2,
+            ring_blocks: 16_384,
+            size_bytes: LARGE_BYTES,
+        };
+        let formatted = format_device(&platform, &device, options);
+        formatted.await.expect("formats");
+        let options = EngineOptions {
+            // So that a checkpoint needs little room: one segment is enough.
+            dirty_nodes_max: 64,
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let [first, second] = open_with(&platform, &disk, options).await;
+        let dvol = create(&first, "first", 0).await;
+        let counters = first.counters();
+        for _ in 0..10 {
+            // What was there before can't be used again until a flush, which comes when it has been quiet for a moment.
+            for _ in 0..14 {
+                assert_eq!(fill(&first, dvol, 8, 1).await, 8);
+            }
+            platform.sleep_ns(100_000_000).await;
+        }
+        assert_eq!(counters.segments_released.get(), 0);
+        assert_eq!(first.space().owned_segments, 2);
+        assert_filled(&first, dvol, 8, 1).await;
+        // As soon as the other one is empty when nothing changes.
+        for _ in 0..20 {
+            assert_eq!(fill(&first, dvol, 8, 1).await, 8);
+            platform.sleep_ns(4_000_000_000).await;
+            if first.space().owned_segments == 1 {
+                break;
+            }
+        }
+        assert_eq!(first.space().owned_segments, 1);
+        let made = counters.checkpoints.get();
+        platform.sleep_ns(60_000_000_000).await;
+        assert_eq!(counters.checkpoints.get(), made, "nor is anything done");
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
+    });
+}

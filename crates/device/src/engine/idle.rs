@@ -41,18 +41,24 @@ impl<P: Platform> Inner<P> {
                 let counter = &self.counters.idle_checkpoints;
                 counter.set(counter.get() + 1);
                 // If there was no room for one, others will be made when there is.
+                self.gives_all_back.set(true);
                 let _ = self.checkpoint_soon().await;
+                self.gives_all_back.set(false);
             }
         }
     }
 
-    /// True if something has changed since the last checkpoint, and the next one gives back more than
-    /// it takes, or spares a restart reading much of the ring.
+    /// True if there are segments to give back that were kept for what changes; or something has changed since the last checkpoint, and the
+    /// next one gives back more than it takes, or spares a restart reading much of the ring.
     fn is_worth_a_checkpoint(&self) -> bool {
-        if self.options.hold_checkpoints || self.changes.get() == self.changes_kept.get() {
+        if self.options.hold_checkpoints {
             return false;
         }
-        self.journal.borrow().used_blocks() >= RING_BLOCKS_WORTH_IT
-            || self.state.borrow().gives_space_back()
+        if self.has_idle_segments() {
+            return true;
+        }
+        self.changes.get() != self.changes_kept.get()
+            && (self.journal.borrow().used_blocks() >= RING_BLOCKS_WORTH_IT
+                || self.state.borrow().gives_space_back())
     }
 }

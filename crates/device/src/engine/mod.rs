@@ -199,6 +199,8 @@ struct Inner<P: Platform> {
     /// Units that were applied, and how many of them the last checkpoint keeps.
     changes: Cell<u64>,
     changes_kept: Cell<u64>,
+    /// Nothing has changed for a while: no segment is kept for what changes.
+    gives_all_back: Cell<bool>,
     /// Set once the last checkpoint is being made.
     checkpointer_off: Cell<bool>,
     /// Set once the last checkpoint has been made: it needs flushes.

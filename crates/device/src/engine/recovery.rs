@@ -270,6 +270,7 @@ impl<P: Platform> Engine<P> {
             read_steps: Default::default(),
             changes: 0.into(),
             changes_kept: 0.into(),
+            gives_all_back: false.into(),
             closing: RefCell::default(),
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),

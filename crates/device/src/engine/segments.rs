@@ -15,12 +15,20 @@ use super::Inner;
 use super::error::DvolError;
 use super::laying_out::{Needed, OPEN_BLOCKS_LOW};
 use super::spacing::SPACE_WAITS_MAX;
+use crate::format::geometry::SEGMENT_CAPACITY_BLOCKS;
 use crate::format::record::Record;
 use crate::state::Effects;
 
-/// Empty segments that a journal keeps for itself where the others have too few open blocks. One that
-/// has enough elsewhere keeps none: on a small device another journal's fullness may hang on it.
+/// Empty segments that a journal keeps for itself where the others have too few open blocks, or while there is plenty and something changes. One that
+/// has enough elsewhere keeps none otherwise: on a small device another journal's fullness may hang on it.
+///
+/// Blocks are handed out in turn, so what is overwritten again and again leaves one segment for the next. Were the empty one given back each
+/// time, that would cost a checkpoint, and another segment to be taken, for each 128 MiB that are written.
 const EMPTY_KEPT: usize = 1;
+
+/// There is plenty while more than this part of the device is nobody's, and more than so many segments.
+const PLENTY_PART: u64 = 4;
+const PLENTY_SEGMENTS: u64 = 8;
 
 /// Segments given back at a time, at most: their records must fit one unit.
 const GIVEN_BACK_MAX: usize = 1024;
@@ -125,7 +133,11 @@ impl<P: Platform> Inner<P> {
             segments.filter(|(no, s)| s.is_untouched() && !taking.contains_key(no))
         };
         let in_empty: u64 = empty().map(|(_, s)| s.capacity()).sum();
-        let kept = match (open + unloaded).saturating_sub(in_empty) < needed {
+        let has_too_few = (open + unloaded).saturating_sub(in_empty) < needed;
+        let plenty_blocks = (self.geometry.capacity_blocks() / PLENTY_PART)
+            .max(PLENTY_SEGMENTS * SEGMENT_CAPACITY_BLOCKS);
+        let is_plenty = self.shared.free_blocks() > plenty_blocks;
+        let kept = match has_too_few || is_plenty && !self.gives_all_back.get() {
             true => EMPTY_KEPT,
             false => 0,
         };
@@ -136,6 +148,14 @@ impl<P: Platform> Inner<P> {
             is_spare
         });
         spare.map(|(no, _)| no).take(most).collect()
+    }
+
+    /// True if there is something to give back where nothing changes.
+    pub(super) fn has_idle_segments(&self) -> bool {
+        let gave = self.gives_all_back.replace(true);
+        let has = !self.spare_segments(1).is_empty();
+        self.gives_all_back.set(gave);
+        has
     }
 
     /// Has a checkpoint made if there is something to give back.
