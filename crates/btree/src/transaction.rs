@@ -249,7 +249,7 @@ impl<P: Platform> Transaction<P> {
         }
         let mut data = self.tree.page_to_be_filled();
         let Some(used) = node.encode_changed(&changes, data.bytes_mut()) else {
-            self.tree.split(changes[0].key, 0).await?;
+            Box::pin(self.tree.split(changes[0].key, 0)).await?;
             return Err(Tried::Stale);
         };
         let is_sparse = used - HEADER_BYTES < self.tree.page_bytes() / SPARSE_PART;

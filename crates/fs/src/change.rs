@@ -328,7 +328,7 @@ impl<P: Platform> Change<P> {
     /// Does it, at once or not at all.
     pub(crate) async fn commit(mut self) -> Result<Ticket, Tried> {
         if self.parts() > PARTS_MAX {
-            return self.thaw().await;
+            return Box::pin(self.thaw()).await;
         }
         for (key, known) in std::mem::take(&mut self.known) {
             let Some(next) = known.next else { continue };

@@ -597,14 +597,20 @@ impl<P: Platform> Inner<P> {
             Some(Content::Object(content)) if content.cut_bytes > 0 => {
                 // As it survives power loss: before that nothing is given back.
                 if let Some(object) = self.object(file).await? {
-                    self.finish_cut(&object).await?;
+                    Box::pin(self.finish_cut(&object)).await?;
                 }
                 return Err(Tried::Again);
             }
             Some(_) => return Ok(()),
             None => return Err(FileError::Invalid.into()),
         }
-        let mut step = change.fresh();
+        // Apart, so that who finds nothing to give back carries no room for this.
+        Box::pin(self.cut_again(change.fresh(), file)).await?;
+        Err(Tried::Again)
+    }
+
+    /// One step of what an earlier cut has left.
+    async fn cut_again(&self, mut step: Change<P>, file: FileId) -> Result<(), Tried> {
         let mut inode = self.inode(&mut step, file).await?;
         let size_bytes = inode.attributes.size_bytes;
         // Also what lies behind the end in the block that has it.
@@ -617,8 +623,7 @@ impl<P: Platform> Inner<P> {
             *content_mut(&mut inode) = Content::Blocks { cut_bytes: 0 };
         }
         self.put_inode(&mut step, file, &inode).await?;
-        self.commit_step(step).await?;
-        Err(Tried::Again)
+        self.commit_step(step).await.map(drop)
     }
 
     /// A file has no name any more.

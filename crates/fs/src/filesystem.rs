@@ -432,7 +432,7 @@ impl<P: Platform> Inner<P> {
         warn!("the store has lost commits, or could not be read; looking again what there is");
         loop {
             let commits = self.commits.get();
-            let state = load(&self.tree, self.keys).await?;
+            let state = Box::pin(load(&self.tree, self.keys)).await?;
             // Whoever commits meanwhile counts in what is replaced here.
             if self.commits.get() == commits {
                 self.last.set(Ticket::default());

@@ -190,9 +190,8 @@ impl<P: Platform> Inner<P> {
         let mut parent = self.directory(change, caller, directory).await?;
         let now = self.now();
         if let Some(entry) = self.entry(change, directory, name).await? {
-            let attributes = self
-                .take_existing(change, caller, entry.file, new, set, size_max_bytes)
-                .await?;
+            let taken = self.take_existing(change, caller, entry.file, new, set, size_max_bytes);
+            let attributes = Box::pin(taken).await?;
             return Ok(Created {
                 node: Node::live(entry.file),
                 attributes,
@@ -535,8 +534,7 @@ impl<P: Platform> Inner<P> {
         let stamp = stamp(&before, self.now());
         let after = set_attributes(caller, &before, set, size_max_bytes, stamp)?;
         if set.size_bytes.is_some() {
-            self.resize(change, file, &mut inode, after.size_bytes)
-                .await?;
+            Box::pin(self.resize(change, file, &mut inode, after.size_bytes)).await?;
         }
         let used_bytes = inode.attributes.used_bytes;
         inode.attributes = Attributes {

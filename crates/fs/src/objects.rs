@@ -279,7 +279,7 @@ impl<P: Platform> Inner<P> {
         };
         require_write(caller, &object.issued.get())?;
         if object.content.cut_bytes > 0 {
-            self.finish_cut(&object).await?;
+            Box::pin(self.finish_cut(&object)).await?;
             return Err(Tried::Again);
         }
         if let Some(snapshot) = self.to_freeze(&object) {

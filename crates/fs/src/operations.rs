@@ -446,7 +446,7 @@ impl<P: Platform> Files for Filesystem<P> {
                     continue;
                 }
                 Ok(Chunk::Promote) => {
-                    inner.promote(file).await?;
+                    Box::pin(inner.promote(file)).await?;
                     continue;
                 }
                 Ok(Chunk::Lost) => continue,
@@ -500,7 +500,9 @@ impl<P: Platform> Files for Filesystem<P> {
         let file = live(node)?;
         check_set(&set)?;
         let inner = &self.inner;
-        inner.promote_for(caller, file, &set).await?;
+        if set.size_bytes.is_some() {
+            Box::pin(inner.promote_for(caller, file, &set)).await?;
+        }
         let once = Caller {
             // What else is set is the same if it is set once more. A size would cut what was written since.
             token: caller

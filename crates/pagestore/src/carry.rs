@@ -20,6 +20,11 @@ const TRIES_BEFORE_REFUSING: u32 = 5;
 /// So often when the store is stopping: what is in the log is durable there.
 const LAST_TRIES: u32 = 4;
 
+/// Between two groups whoever waited for the first one answers, what he answers goes to the kernel, and what has come by then joins
+/// the second: its frame takes as long to make as several answers. With three such rounds and 16 requests in flight a RENAME or a REMOVE took an eighth less of the
+/// core's time, and with one in flight as much as before.
+const ROUNDS_BETWEEN: usize = 3;
+
 impl<P: Platform> Inner<P> {
     /// Puts groups on their way, one after the other, until the store is stopped.
     pub(crate) async fn carry_out_groups(self: Rc<Self>) {
@@ -31,6 +36,9 @@ impl<P: Platform> Inner<P> {
             let closed = self.machine.borrow_mut().close();
             if let Some(closed) = closed {
                 self.carry_out(closed).await;
+                for _ in 0..ROUNDS_BETWEEN {
+                    self.platform.yield_now().await;
+                }
                 continue;
             }
             if self.machine.borrow().wants_write_back() {

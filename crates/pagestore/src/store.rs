@@ -336,6 +336,19 @@ impl<P: Platform> Store<P> {
                 ticket: Ticket::default(),
             });
         }
+        // Apart, so that who finds a page in memory carries no room for this.
+        Box::pin(self.read_device(ptr, index, geometry)).await
+    }
+
+    async fn read_device(
+        &self,
+        ptr: PagePtr,
+        index: usize,
+        geometry: Geometry,
+    ) -> Result<PageRead, ReadError> {
+        let inner = &self.inner;
+        let key: Key = (index, ptr.page);
+        let page_bytes = geometry.page_bytes();
         let handle = inner.machine.borrow().extent(index).handle;
         let offset = geometry.page_offset(ptr.page);
         let metas = async || {
@@ -544,10 +557,14 @@ impl<P: Platform> Inner<P> {
                 Err(Refused::For(error)) => return Err(error),
                 Err(Refused::GroupFull) if turn.is_none() => turn = Some(self.crowd.take(1).await),
                 Err(Refused::GroupFull) => settled.await,
-                Err(Refused::NeedsTable(index, page)) => self.load_table(index, page).await?,
+                Err(Refused::NeedsTable(index, page)) => {
+                    Box::pin(self.load_table(index, page)).await?;
+                }
                 // Its newest version became durable while others were looked up.
                 Err(Refused::NeedsSlot) => {}
-                Err(Refused::NeedsSpace(index, blocks)) => self.set_aside(index, blocks).await?,
+                Err(Refused::NeedsSpace(index, blocks)) => {
+                    Box::pin(self.set_aside(index, blocks)).await?;
+                }
             }
         }
     }
@@ -610,7 +627,9 @@ impl<P: Platform> Inner<P> {
             let admitted = self.machine.borrow().admits(index, ptr);
             match admitted {
                 Ok(true) => return Ok(()),
-                Err(Refused::NeedsTable(index, page)) => self.load_table(index, page).await?,
+                Err(Refused::NeedsTable(index, page)) => {
+                    Box::pin(self.load_table(index, page)).await?;
+                }
                 _ => return Err(ReadError::NotOwner(*ptr)),
             }
         }
@@ -756,9 +775,8 @@ impl<P: Platform> Inner<P> {
         let (offset, len) = (geometry.page_offset(first.page), end - first.page);
         let metas = self
             .engine
-            .metas_of(handle, offset, len * geometry.page_bytes())
-            .await;
-        let metas = metas.map_err(StoreError::from)?;
+            .metas_of(handle, offset, len * geometry.page_bytes());
+        let metas = Box::pin(metas).await.map_err(StoreError::from)?;
         let per_page = (geometry.page_bytes() / BLOCK_SIZE) as usize;
         for (page, metas) in (first.page..end).zip(metas.chunks(per_page)) {
             let Some(slot) = one_slot(metas) else {
