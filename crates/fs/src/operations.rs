@@ -500,8 +500,8 @@ impl<P: Platform> Files for Filesystem<P> {
         let file = live(node)?;
         check_set(&set)?;
         let inner = &self.inner;
-        if set.size_bytes.is_some() {
-            Box::pin(inner.promote_for(caller, file, &set)).await?;
+        if let Some(size_bytes) = set.size_bytes {
+            Box::pin(inner.promote_for(caller, file, size_bytes)).await?;
         }
         let once = Caller {
             // What else is set is the same if it is set once more. A size would cut what was written since.

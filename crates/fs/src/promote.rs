@@ -8,7 +8,6 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::DvolId;
 use tracing::warn;
 
-use crate::attributes::SetAttributes;
 use crate::change::{Change, Tried, needed_by};
 use crate::contents::{BlockValue, block_start_and_size};
 use crate::error::FileError;
@@ -297,16 +296,13 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Before attributes are set: a file that they make large becomes a dvol, if the caller may do that.
+    /// Before a file's size is set: one that becomes large by that becomes a dvol, if the caller may set it.
     pub(crate) async fn promote_for(
         self: &Rc<Self>,
         caller: &Caller,
         file: FileId,
-        set: &SetAttributes,
+        size_bytes: u64,
     ) -> Result<(), FileError> {
-        let Some(size_bytes) = set.size_bytes else {
-            return Ok(());
-        };
         if size_bytes <= self.with_state(|state| state.superblock.promote_bytes) {
             return Ok(());
         }

@@ -20,9 +20,9 @@ const TRIES_BEFORE_REFUSING: u32 = 5;
 /// So often when the store is stopping: what is in the log is durable there.
 const LAST_TRIES: u32 = 4;
 
-/// Between two groups whoever waited for the first one answers, what he answers goes to the kernel, and what has come by then joins
-/// the second: its frame takes as long to make as several answers. With three such rounds and 16 requests in flight a RENAME or a REMOVE took an eighth less of the
-/// core's time, and with one in flight as much as before.
+/// Rounds of the executor between two groups: whoever waited for the first one answers, what he answers goes to the kernel, and what has come
+/// by then joins the second, whose frame takes as long to make as several answers. What three of them bring is measured
+/// (`docs/benchmarks/README.md`, at ce89123); results don't depend on it.
 const ROUNDS_BETWEEN: usize = 3;
 
 impl<P: Platform> Inner<P> {

@@ -340,6 +340,7 @@ impl<P: Platform> Store<P> {
         Box::pin(self.read_device(ptr, index, geometry)).await
     }
 
+    /// Reads a page that is not in memory.
     async fn read_device(
         &self,
         ptr: PagePtr,

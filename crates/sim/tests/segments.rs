@@ -55,13 +55,17 @@ async fn open_with(
 }
 
 fn formatted() -> SimDisk {
-    let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
-    run(&disk, |platform, disk| async move {
+    formatted_as(DEVICE_BYTES, 512)
+}
+
+fn formatted_as(size_bytes: u64, ring_blocks: u32) -> SimDisk {
+    let disk = SimDisk::new(DiskConfig::new(size_bytes));
+    run(&disk, move |platform, disk| async move {
         let device = platform.open(&disk);
         let options = FormatOptions {
             journal_count: 2,
-            ring_blocks: 512,
-            size_bytes: DEVICE_BYTES,
+            ring_blocks,
+            size_bytes,
         };
         format_device(&platform, &device, options)
             .await
@@ -478,28 +482,22 @@ fn a_segment_that_is_being_taken_is_room_in_the_journal_that_takes_it() {
     });
 }
 
+/// A checkpoint needs so little room that one segment is enough.
+fn one_is_enough() -> EngineOptions {
+    EngineOptions {
+        dirty_nodes_max: 64,
+        prewrite_segments: true,
+        ..EngineOptions::default()
+    }
+}
+
 /// Each checkpoint that gave an emptied segment back was followed by one more that was taken: one for each 128 MiB written, although the
 /// same 8 MiB are written again and again and the rest of the device is nobody's.
 #[test]
 fn what_is_overwritten_again_and_again_keeps_its_two_segments_until_nothing_changes() {
-    const LARGE_BYTES: u64 = 16 << 30;
-    let disk = SimDisk::new(DiskConfig::new(LARGE_BYTES));
+    let disk = formatted_as(16 << 30, 16_384);
     run(&disk, |platform, disk| async move {
-        let device = platform.open(&disk);
-        let options = FormatOptions {
-            journal_count: 2,
-            ring_blocks: 16_384,
-            size_bytes: LARGE_BYTES,
-        };
-        let formatted = format_device(&platform, &device, options);
-        formatted.await.expect("formats");
-        let options = EngineOptions {
-            // So that a checkpoint needs little room: one segment is enough.
-            dirty_nodes_max: 64,
-            prewrite_segments: true,
-            ..EngineOptions::default()
-        };
-        let [first, second] = open_with(&platform, &disk, options).await;
+        let [first, second] = open_with(&platform, &disk, one_is_enough()).await;
         let dvol = create(&first, "first", 0).await;
         let counters = first.counters();
         for _ in 0..10 {
@@ -524,6 +522,42 @@ fn what_is_overwritten_again_and_again_keeps_its_two_segments_until_nothing_chan
         let made = counters.checkpoints.get();
         platform.sleep_ns(60_000_000_000).await;
         assert_eq!(counters.checkpoints.get(), made, "nor is anything done");
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
+    });
+}
+
+/// A journal that is never quiet for as long as idle ones are doesn't keep an empty segment from others on a device that becomes full.
+#[test]
+fn an_empty_segment_is_kept_only_while_there_is_plenty() {
+    let disk = formatted_as(2560 * MIB, 4096);
+    run(&disk, |platform, disk| async move {
+        let [first, second] = open_with(&platform, &disk, one_is_enough()).await;
+        let dvol = create(&first, "first", 0).await;
+        for _ in 0..4 {
+            for _ in 0..14 {
+                assert_eq!(fill(&first, dvol, 8, 1).await, 8);
+            }
+            platform.sleep_ns(100_000_000).await;
+        }
+        assert_eq!(first.counters().segments_released.get(), 0);
+        assert_eq!(first.space().owned_segments, 2);
+        for name in ["second", "third"] {
+            let other = create(&second, name, 0).await;
+            assert_eq!(fill(&second, other, 700, 2).await, 700);
+        }
+        // What is in both goes over to one of them.
+        let mut released = 0;
+        for _ in 0..40 {
+            assert_eq!(fill(&first, dvol, 8, 1).await, 8);
+            platform.sleep_ns(200_000_000).await;
+            released = first.counters().segments_released.get();
+            if released > 0 {
+                break;
+            }
+        }
+        assert_eq!(released, 1);
+        assert_eq!(first.counters().idle_checkpoints.get(), 0);
         first.stop().await.expect("stops");
         second.stop().await.expect("stops");
     });
