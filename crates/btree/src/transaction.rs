@@ -201,7 +201,7 @@ impl<P: Platform> Transaction<P> {
             Ok(committed) => committed,
         };
         for write in commit.writes.iter().filter(|write| own(&write.ptr)) {
-            self.tree.note_looked_through(write.ptr, committed.slot);
+            self.tree.handle_written(write.ptr, &write.data, &committed);
         }
         for low in sparse {
             self.tree.tidy_up_later(low);

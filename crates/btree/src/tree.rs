@@ -6,8 +6,8 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use flagstone_pagestore::{
-    BlockPtr, Commit, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite, Store, StoreError,
-    Ticket,
+    BlockPtr, Commit, Committed, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite, Store,
+    StoreError, Ticket,
 };
 use flagstone_platform::{IoBuf, Platform};
 
@@ -24,6 +24,9 @@ pub const VALUE_MAX_BYTES: usize = 1000;
 
 /// Attempts at what others keep changing, before giving up.
 pub(crate) const ATTEMPTS_MAX: usize = 64;
+
+/// Pages that are at hand, at most: some megabyte, and more than the operations of a moment use.
+const AT_HAND: usize = 256;
 
 /// How to run a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,6 +79,8 @@ struct Inner<P: Platform> {
     /// Leaves by the least key they were responsible for when they were last seen. [fss 5: a cache from key
     /// to page]
     leaves: RefCell<BTreeMap<Vec<u8>, PagePtr>>,
+    /// Pages that were found or made lately, each at its place (see [`Tree::read_page`]).
+    at_hand: RefCell<Vec<Option<Found>>>,
     /// Pages that were looked through, and the slot that each had: another one's bytes never have it.
     checked: RefCell<BTreeMap<u64, PageSlot>>,
     /// A block that had room lately.
@@ -199,6 +204,7 @@ impl<P: Platform> Tree<P> {
             root: first.with_page(first.page + 1),
             options,
             leaves: RefCell::default(),
+            at_hand: RefCell::new(vec![None; AT_HAND]),
             checked: RefCell::default(),
             hint: Cell::new(None),
             walks: Cell::new(0),
@@ -367,26 +373,66 @@ impl<P: Platform> Tree<P> {
         }
     }
 
-    /// Reads a page and looks it through. `Stale` if there is none any more.
+    /// Reads a page and looks it through. `Stale` if there is none any more. One that is at hand and still the newest version
+    /// is taken as it is: an operation finds some pages, and those before it have had most of them.
     pub(crate) async fn read_page(&self, ptr: PagePtr) -> Result<Found, Tried> {
+        if let Some(found) = self.at_hand(ptr) {
+            return Ok(found);
+        }
         // Before it is read: if nothing has changed since then, it is still the newest.
         let moment = Cell::new(self.store().moment());
         let read = self.store().read(ptr).await?;
         self.look_through(ptr, read.slot, &read.data)?;
-        Ok(Found {
+        let found = Found {
             ptr,
             slot: read.slot,
             shape: Shape::of_checked(&read.data),
             data: read.data,
             ticket: read.ticket,
             moment,
-        })
+        };
+        self.keep_at_hand(found.clone());
+        Ok(found)
+    }
+
+    /// A page that is at hand, if it is the newest version.
+    fn at_hand(&self, ptr: PagePtr) -> Option<Found> {
+        let mut pages = self.inner.at_hand.borrow_mut();
+        let page = pages[place_of(ptr)].as_mut()?;
+        let moment = self.store().moment();
+        if page.ptr != ptr || moment.is_none() {
+            return None;
+        }
+        if page.moment.get() != moment {
+            page.ticket = self.store().newest(ptr, page.slot)?;
+            page.moment.set(moment);
+        }
+        Some(page.clone())
+    }
+
+    fn keep_at_hand(&self, found: Found) {
+        let place = place_of(found.ptr);
+        self.inner.at_hand.borrow_mut()[place] = Some(found);
+    }
+
+    /// A page of the tree was written, as the bytes of a node.
+    pub(crate) fn handle_written(&self, ptr: PagePtr, data: &IoBuf, committed: &Committed) {
+        self.note_looked_through(ptr, committed.slot);
+        self.keep_at_hand(Found {
+            ptr,
+            slot: committed.slot,
+            shape: Shape::of_checked(data),
+            data: data.clone(),
+            ticket: committed.ticket,
+            moment: Cell::new(self.store().moment()),
+        });
     }
 
     /// Whether a page that was read is still the newest version, as far as that is known without asking the device.
     pub(crate) fn is_newest(&self, page: &Found) -> bool {
         let moment = self.store().moment();
-        let is_newest = page.moment.get() == moment || self.store().is_newest(page.ptr, page.slot);
+        let is_same = page.moment.get() == moment;
+        let is_newest = is_same || self.store().newest(page.ptr, page.slot).is_some();
         if is_newest {
             page.moment.set(moment);
         }
@@ -446,6 +492,11 @@ impl<P: Platform> Tree<P> {
         }
         leaves.insert(low.to_vec(), ptr);
     }
+}
+
+/// Pages of one block have places beside each other.
+fn place_of(ptr: PagePtr) -> usize {
+    ptr.page as usize % AT_HAND
 }
 
 fn check_geometry(geometry: &Geometry) -> Result<(), TreeError> {

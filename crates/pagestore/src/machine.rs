@@ -52,7 +52,7 @@ pub(crate) enum Refused {
     GroupFull,
     /// This page of a table has to be loaded.
     NeedsTable(usize, u64),
-    /// The slot of a page has to be looked up.
+    /// The slots of its pages have to be looked up.
     NeedsSlot,
     /// So many blocks of the device have to be set aside for this extent.
     NeedsSpace(usize, u64),
@@ -189,18 +189,19 @@ impl Machine {
         self.dead.is_none().then_some(self.epoch + self.last_slot)
     }
 
-    /// Whether this is the newest version of a page, and the pointer may be used. False also if only the device knows.
-    pub(crate) fn is_newest(&self, ptr: &PagePtr, slot: PageSlot) -> bool {
+    /// When this version of a page survives power loss, if it is the newest and the pointer may be used. `None` also if only
+    /// the device knows.
+    pub(crate) fn newest(&self, ptr: &PagePtr, slot: PageSlot) -> Option<Ticket> {
         let (Ok(index), None) = (self.index_of(ptr.extent), self.dead) else {
-            return false;
+            return None;
         };
-        let now = match self.latest(index, ptr.page) {
-            Some(Known::Version(version)) => Some(version.slot),
-            Some(Known::Empty(_)) => None,
+        let (now, ticket) = match self.latest(index, ptr.page) {
+            Some(Known::Version(version)) => (version.slot, self.ticket(version.group)),
+            Some(Known::Empty(_)) => return None,
             // Which notes that it is in use.
-            None => self.recent.get((index, ptr.page)).map(|(_, slot)| *slot),
+            None => (self.recent.get((index, ptr.page))?.1, Ticket::default()),
         };
-        now == Some(slot) && matches!(self.admits(index, ptr), Ok(true))
+        (now == slot && matches!(self.admits(index, ptr), Ok(true))).then_some(ticket)
     }
 
     /// The newest of a page, if the device doesn't have it.
@@ -424,10 +425,11 @@ impl Machine {
             match self.latest(index, ptr.page) {
                 Some(Known::Version(version)) => version.slot,
                 Some(Known::Empty(_)) => PageSlot(0),
-                None => match found.get(&(index, ptr.page)) {
-                    Some(slot) => *slot,
-                    None => return Err(Refused::NeedsSlot),
-                },
+                None => {
+                    let key = (index, ptr.page);
+                    let slot = self.recent.slot(key).or_else(|| found.get(&key).copied());
+                    slot.ok_or(Refused::NeedsSlot)?
+                }
             }
         };
         match expected {

@@ -394,10 +394,10 @@ impl<P: Platform> Store<P> {
         self.inner.machine.borrow().moment()
     }
 
-    /// Whether a page that was read is still the newest version, if that is known without asking the device. False
-    /// says nothing: read it.
-    pub fn is_newest(&self, ptr: PagePtr, slot: PageSlot) -> bool {
-        self.inner.machine.borrow().is_newest(&ptr, slot)
+    /// When a page that was read survives power loss, if it is still the newest version and that is known without asking
+    /// the device. `None` says nothing: read it.
+    pub fn newest(&self, ptr: PagePtr, slot: PageSlot) -> Option<Ticket> {
+        self.inner.machine.borrow().newest(&ptr, slot)
     }
 
     /// Reads bytes of one block, from `offset_bytes` behind the beginning of the page of `first`. Each page
@@ -535,21 +535,19 @@ impl<P: Platform> Inner<P> {
         } else {
             None
         };
+        // What memory doesn't say of the pages: nothing, as a rule.
+        let mut found = DeviceSlots::new();
         loop {
             if self.stopping.get() {
                 return Err(StoreError::Stopping.into());
             }
-            let lookups = self.machine.borrow().lookups;
-            let found = self.look_up(commit).await?;
-            if self.machine.borrow().lookups != lookups {
-                continue;
-            }
-            let found = found.ok_or(StoreError::Corrupt)?;
             let settled = self.settled.wait();
             if self.is_failing.get() && self.machine.borrow().needs_room {
                 return Err(StoreError::Stuck.into());
             }
             let decided = decide(&mut self.machine.borrow_mut(), &found);
+            // From the next wait on it may be old.
+            found.clear();
             match decided {
                 Ok(decided) => {
                     self.work.notify();
@@ -561,8 +559,7 @@ impl<P: Platform> Inner<P> {
                 Err(Refused::NeedsTable(index, page)) => {
                     Box::pin(self.load_table(index, page)).await?;
                 }
-                // Its newest version became durable while others were looked up.
-                Err(Refused::NeedsSlot) => {}
+                Err(Refused::NeedsSlot) => found = Box::pin(self.look_up_now(commit)).await?,
                 Err(Refused::NeedsSpace(index, blocks)) => {
                     Box::pin(self.set_aside(index, blocks)).await?;
                 }
@@ -729,6 +726,17 @@ impl<P: Platform> Inner<P> {
         let ptr = checked.or_else(|| commit.writes.first().map(|write| write.ptr))?;
         let one_in = self.options.injected_one_in;
         (one_in > 0 && self.platform.random_u64().is_multiple_of(one_in)).then_some(ptr)
+    }
+
+    /// The slots of a commit's pages as the device has them at this moment, where memory doesn't say them.
+    async fn look_up_now(&self, commit: &Commit) -> Result<DeviceSlots, CommitError> {
+        loop {
+            let lookups = self.machine.borrow().lookups;
+            let found = self.look_up(commit).await?;
+            if self.machine.borrow().lookups == lookups {
+                return Ok(found.ok_or(StoreError::Corrupt)?);
+            }
+        }
     }
 
     /// The slots of a commit's pages as the device has them, where nothing newer is known. `None` if a page

@@ -408,16 +408,16 @@ fn what_is_not_the_newest_is_never_taken_for_it() {
             moments.push(store.moment());
         };
         let old = store.read(page).await.expect("readable").slot;
-        assert!(store.is_newest(page, old));
+        assert!(store.newest(page, old).is_some());
         lose_a_group(&disk, 0);
         let lost = store.commit(&write(page, old, 2)).await.expect("commits");
         moved(&store);
-        assert!(!store.is_newest(page, old) && store.is_newest(page, lost.slot));
+        assert!(store.newest(page, old).is_none() && store.newest(page, lost.slot).is_some());
         assert_eq!(store.wait(lost.ticket).await, Err(StoreError::Lost));
         moved(&store);
-        assert!(!store.is_newest(page, lost.slot));
+        assert!(store.newest(page, lost.slot).is_none());
         let slot = store.read(page).await.expect("readable").slot;
-        assert!(slot == old && store.is_newest(page, slot));
+        assert!(slot == old && store.newest(page, slot).is_some());
         let seal = Commit {
             seals: vec![block],
             ..Commit::default()
@@ -428,10 +428,10 @@ fn what_is_not_the_newest_is_never_taken_for_it() {
             read_only: true,
             ..page
         };
-        assert!(!store.is_newest(page, slot) && store.is_newest(sealed, slot));
+        assert!(store.newest(page, slot).is_none() && store.newest(sealed, slot).is_some());
         commit(&store, &free(BlockPtr(sealed))).await;
         moved(&store);
-        assert!(!store.is_newest(sealed, slot));
+        assert!(store.newest(sealed, slot).is_none());
         let other = allocate(&store, SMALL, ALICE).await.0;
         let write = |ptr| Commit {
             writes: vec![page_write(ptr, PageSlot(0), 2, 4096)],
@@ -440,14 +440,17 @@ fn what_is_not_the_newest_is_never_taken_for_it() {
         durably(&store, &write(other)).await;
         in_place(&platform).await;
         let slot = store.read(other).await.expect("readable").slot;
-        assert!(store.is_newest(other, slot));
+        assert!(store.newest(other, slot).is_some());
         disk.inject(Injection::next(Fault::FlushError));
         let fenced = commit(&store, &write(other.with_page(other.page + 1))).await;
         assert_eq!(store.wait(fenced).await, Err(StoreError::Fenced));
         assert_eq!(store.moment(), None);
         // What the device has may be read, but nobody commits on it.
         assert_eq!(store.read(other).await.expect("readable").slot, slot);
-        assert!(!store.is_newest(other, slot), "nothing is known any more");
+        assert!(
+            store.newest(other, slot).is_none(),
+            "nothing is known any more"
+        );
     });
 }
 

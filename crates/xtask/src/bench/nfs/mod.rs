@@ -6,6 +6,7 @@
 pub(super) mod client;
 pub(super) mod curve;
 pub(super) mod data;
+mod floor;
 mod ganesha;
 mod names;
 mod points;
@@ -27,6 +28,7 @@ use super::{REPEATS_MAX, SETTLE, command_line, is_disturbed, parse_size};
 use crate::{daemon, process, repo};
 use client::Outcome;
 use data::{Kind, MEGABYTE, Random, Transfers};
+use floor::Disk;
 use names::{Create, List, Look, Made, Remove, Rename};
 use points::{Load, Point};
 use report::Report;
@@ -90,6 +92,8 @@ struct Run {
     seconds: f64,
     large_bytes: u64,
     disk: Option<String>,
+    /// The reference that changes are held against.
+    floor: Disk,
     tree: Tree,
 }
 
@@ -111,6 +115,7 @@ pub(super) fn run(root: &Path, arguments: &NfsArguments) -> Result<()> {
             .size
             .unwrap_or(if quick { 256 << 20 } else { 2 << 30 }),
         disk: machine::disk_name(&dir),
+        floor: Disk::new(&dir)?,
         tree: match &arguments.tree {
             None => Tree::generated(),
             Some(folder) => Tree::read(folder)?,
@@ -151,9 +156,10 @@ pub(super) fn run(root: &Path, arguments: &NfsArguments) -> Result<()> {
         repeats,
         seconds: run.seconds,
         large_bytes: run.large_bytes,
-        tree: run.tree.about.clone(),
+        tree: run.tree,
         command: command_line(),
     };
+    run.floor.remove()?;
     for server in servers {
         server.stop()?;
     }
@@ -264,6 +270,15 @@ fn one_point(run: &Run, servers: &mut [Server], point: &Point, round: u32) -> Re
         );
         all.push(taken);
         thread::sleep(SETTLE);
+    }
+    if point.stable_changes(&run.tree).is_some() {
+        let sample = run.floor.measure(point, round, run.seconds)?;
+        println!(
+            "round {round}  {:<10} {:<10} {:>9.0}/s  p50 {:>6.0} us  p99 {:>6.0} us",
+            point.name, sample.target, sample.rate, sample.p50_us, sample.p99_us
+        );
+        let device = None;
+        all.push(Taken { sample, device });
     }
     Ok(all)
 }

@@ -1,6 +1,7 @@
 //! What is measured, in the order in which it runs, and the ratios to reach.
 
 use super::data::Kind;
+use super::tree::Tree;
 
 /// What a point does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +53,17 @@ impl Point {
     /// Whether an operation is a megabyte.
     pub(super) fn is_sequential(&self) -> bool {
         matches!(self.load, Load::Sequential(_))
+    }
+
+    /// Changes that have to be stable when answered, one after the other, for an operation at depth 1. `None`: none, or
+    /// several are under way at a time.
+    pub(super) fn stable_changes(&self, tree: &Tree) -> Option<f64> {
+        match (self.depth, self.load) {
+            (1, Load::Random(Kind::Writes) | Load::Rename | Load::Remove) => Some(1.0),
+            (1, Load::Create) => Some(2.0),
+            (1, Load::Unpack) => Some(tree.stable_changes_per_file()),
+            _ => None,
+        }
     }
 
     /// Whether it is about names rather than data.

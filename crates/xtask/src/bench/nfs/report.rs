@@ -15,6 +15,7 @@ use super::super::stats::Spread;
 use super::Taken;
 use super::points::{COST_UNIT, COSTS, GOALS, Point};
 use super::servers::{DeviceCounts, OWN, PEER, Server};
+use super::tree::Tree;
 
 /// What is said about a server in the report.
 pub(super) struct Described {
@@ -45,7 +46,7 @@ pub(super) struct Report {
     pub(super) repeats: u32,
     pub(super) seconds: f64,
     pub(super) large_bytes: u64,
-    pub(super) tree: String,
+    pub(super) tree: Tree,
     pub(super) command: String,
 }
 
@@ -86,7 +87,7 @@ impl Report {
         let value = json!({
             "setting": self.setting.to_json(), "command": self.command, "rounds": self.rounds,
             "repeats": self.repeats, "seconds_per_point": self.seconds,
-            "large_bytes": self.large_bytes, "tree": self.tree, "servers": servers,
+            "large_bytes": self.large_bytes, "tree": self.tree.about, "servers": servers,
             "samples": samples,
         });
         let mut text = serde_json::to_string_pretty(&value).context("writing JSON")?;
@@ -100,7 +101,12 @@ impl Report {
             .filter(move |each| each.sample.target == server && each.sample.point == point)
     }
 
-    fn spread(&self, server: &str, point: &str, figure: impl Fn(&Sample) -> f64) -> Option<Spread> {
+    pub(super) fn spread(
+        &self,
+        server: &str,
+        point: &str,
+        figure: impl Fn(&Sample) -> f64,
+    ) -> Option<Spread> {
         let figures = self.of(server, point).map(|taken| figure(&taken.sample));
         Spread::of(figures.collect())
     }
@@ -196,12 +202,13 @@ impl Report {
         let _ = writeln!(
             page,
             "- client: one connection, one thread, the same for all; it sleeps in read(2)\n- tree: {}\n",
-            self.tree
+            self.tree.about
         );
         if self.servers.iter().any(|server| !server.is_ours) {
             let _ = writeln!(page, "![ratios to NFS-Ganesha]({picture})\n");
             self.goals(&mut page);
         }
+        self.floor(&mut page);
         self.durability(&mut page);
         self.rates(&mut page);
         self.latencies(&mut page);

@@ -45,6 +45,21 @@ pub(super) struct Tree {
 }
 
 impl Tree {
+    /// Calls for each file that change something stable: those of directories are shared among the files.
+    pub(super) fn stable_changes_per_file(&self) -> f64 {
+        let (mut changes, mut files) = (0, 0);
+        for item in &self.items {
+            let (own, is_file) = match item {
+                Item::Directory { .. } => (1, false),
+                // CREATE and SETATTR, and between them a WRITE, or the COMMIT of several.
+                Item::File { bytes, .. } => (if *bytes > 0 { 3 } else { 2 }, true),
+            };
+            changes += own;
+            files += usize::from(is_file);
+        }
+        changes as f64 / files.max(1) as f64
+    }
+
     /// The same one at every call.
     pub(super) fn generated() -> Tree {
         let mut random = Random::new(SEED);
@@ -311,6 +326,8 @@ mod tests {
             }
         }
         assert_eq!(directories as u64, DIRECTORIES + 1);
+        let changes = tree.stable_changes_per_file();
+        assert!(changes > 3.0 && changes < 3.1, "{changes}");
         assert_eq!(tree.items.len() as u64, DIRECTORIES + FILES);
     }
 }
