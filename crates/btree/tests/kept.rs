@@ -201,3 +201,25 @@ fn a_page_that_was_lost_is_looked_for_again() {
         world.block_on(0, lose(platform, disk, lost));
     }
 }
+
+/// Nothing of it has been durable yet, and others have changed something else: whoever is told of it waits for the same.
+#[test]
+fn a_page_that_was_written_is_as_durable_as_what_was_written() {
+    let world = World::new(7);
+    let (platform, disk) = (world.platform(0), new_disk(64));
+    world.block_on(0, async move {
+        let (_, tree) = begin(&platform, &disk).await;
+        let mut tx = tree.begin();
+        tx.put(b"key", b"value").expect("fits");
+        let written = tx.commit().await.expect("commits").ticket;
+        let nothing = flagstone_pagestore::Commit::default();
+        let moment = tree.store().moment();
+        tree.store().commit(&nothing).await.expect("commits");
+        assert_ne!(tree.store().moment(), moment);
+        let read = tree.get(b"key").await.expect("readable");
+        assert_eq!(
+            (read.value, read.ticket),
+            (Some(b"value".to_vec()), written)
+        );
+    });
+}

@@ -2,13 +2,13 @@
 
 use crate::support;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use flagstone_device::engine::{CreateDvol, Engine, Handle, Stability};
 use flagstone_pagestore::{
     BlockPtr, Commit, CommitError, ExtentId, Generation, Geometry, PagePtr, PageSlot, RangeWrite,
-    StoreError,
+    StoreError, StoreOptions,
 };
 use flagstone_platform::Platform;
 use flagstone_sim::{Fault, Injection, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves};
@@ -277,6 +277,86 @@ fn what_was_freed_has_room_for_what_comes_next() {
         store.commit(&freed).await.expect("commits");
         durably(&store, &take(255)).await;
     });
+}
+
+/// What a page is on the device is looked up before space is set aside for a commit, which takes a while; others change the page
+/// meanwhile, and nothing in memory says so any more.
+#[test]
+fn a_page_that_changes_while_space_is_set_aside_is_another_one() {
+    let mut changed = 0;
+    for seed in 0..24 {
+        let world = World::new(seed);
+        let (platform, disk) = (world.platform(0), new_disk());
+        changed += u32::from(!world.block_on(0, race_for_a_page(platform, disk, seed % 6)));
+    }
+    assert!(changed > 12, "{changed}");
+}
+
+/// One commit that space has to be set aside for and one that needs none replace the same version of a page. Whether the first
+/// one did.
+async fn race_for_a_page(platform: SimPlatform, disk: SimDisk, rounds: u64) -> bool {
+    format(&platform, &disk).await;
+    let engine = open_engine(&platform, &disk).await;
+    let options = StoreOptions {
+        injected_one_in: 0,
+        recent_bytes: 0,
+        log_bytes: 0,
+    };
+    let store = open_with(&platform, &engine, options).await;
+    for (id, geometry) in [(SMALL, small()), (LARGE, large())] {
+        store.create_extent(id, geometry).await.expect("creates");
+    }
+    let page = allocate(&store, SMALL, ALICE).await.0;
+    let replace = |slot, byte| Commit {
+        writes: vec![page_write(page, slot, byte, 4096)],
+        ..Commit::default()
+    };
+    durably(&store, &replace(PageSlot(0), 1)).await;
+    let slot = store.read(page).await.expect("readable").slot;
+    let fill = |first: PagePtr| RangeWrite {
+        first,
+        data: filled(9, 64 << 10),
+    };
+    // Of the mebibyte that is set aside at first 640 KiB.
+    for _ in 0..10 {
+        let block = allocate(&store, LARGE, ALICE).await;
+        let commit = Commit {
+            ranges: vec![fill(block.0)],
+            ..Commit::default()
+        };
+        durably(&store, &commit).await;
+    }
+    let mut large = replace(slot, 2);
+    let mut claims = Vec::new();
+    for _ in 0..7 {
+        let claim = store.claim(LARGE, ALICE).await.expect("has a free block");
+        large.allocates.push(claim.ptr);
+        large.ranges.push(fill(claim.ptr.0));
+        claims.push(claim);
+    }
+    let done = Rc::new(RefCell::new(None));
+    let (task, result) = (store.clone(), done.clone());
+    platform.spawn(async move {
+        let committed = task.commit(&large).await;
+        *result.borrow_mut() = Some(committed);
+    });
+    for _ in 0..rounds {
+        platform.yield_now().await;
+    }
+    let other = store.commit(&replace(slot, 3)).await;
+    while done.borrow().is_none() {
+        platform.sleep_ns(1_000_000).await;
+    }
+    let first = done.borrow_mut().take().expect("is over");
+    let (won, lost) = match (first, other) {
+        (Ok(_), Err(lost)) => (2, lost),
+        (Err(lost), Ok(_)) => (3, lost),
+        both => panic!("one of them has it: {both:?}"),
+    };
+    assert_eq!(lost, CommitError::Conflict(page));
+    assert_eq!(byte_of(&store, page).await, won);
+    store.stop().await;
+    won == 2
 }
 
 /// What was committed and not waited for is there at the next start, in its place.
