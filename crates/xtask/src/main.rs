@@ -15,6 +15,7 @@ mod forward;
 mod fuzz;
 mod instructions;
 mod process;
+mod profile;
 mod programs;
 mod repo;
 mod room;
@@ -60,6 +61,8 @@ enum Task {
     /// Benchmarks beside peers, in one run.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Write down how the program runs under load, for release builds to be made by. Takes some twenty minutes.
+    Profile,
     /// How many instructions a server spends on a request, beside what was recorded.
     Instructions(instructions::Arguments),
     /// The built binary with real clients and real crashes.
@@ -99,6 +102,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Sim(arguments) => forward::sim(&root, &arguments),
         Task::Model { arguments } => Ok(forward::model(&root, &arguments).status()?.success()),
         Task::Fuzz(arguments) => fuzz::run(&root, &arguments).map(done),
+        Task::Profile => profile::run(&root).map(done),
         Task::Instructions(arguments) => instructions::run(&root, &arguments),
         Task::E2e(arguments) => e2e::run(&root, &arguments),
         Task::InGuest(_) => unreachable!("done above"),
