@@ -200,7 +200,8 @@ impl<P: Platform> Transaction<P> {
             }
             Ok(committed) => committed,
         };
-        for write in commit.writes.iter().filter(|write| own(&write.ptr)) {
+        // Behind the caller's own, of which nothing is known.
+        for write in &commit.writes[self.parts.writes.len()..] {
             self.tree.handle_written(write.ptr, &write.data, &committed);
         }
         for low in sparse {

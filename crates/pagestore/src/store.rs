@@ -381,8 +381,10 @@ impl<P: Platform> Store<P> {
         if is_newest && slot != PageSlot(0) {
             machine.recent.put(key, &data, slot);
         }
+        // Who keeps it keeps no memory of the pool for transfers.
+        let kept = machine.recent.get(key).map(|(kept, _)| kept.clone());
         Ok(PageRead {
-            data,
+            data: kept.filter(|_| is_newest).unwrap_or(data),
             slot,
             ticket: Ticket::default(),
         })
@@ -535,7 +537,7 @@ impl<P: Platform> Inner<P> {
         } else {
             None
         };
-        // What memory doesn't say of the pages: nothing, as a rule.
+        // What memory doesn't say of the pages: nothing of those of trees, as a rule.
         let mut found = DeviceSlots::new();
         loop {
             if self.stopping.get() {

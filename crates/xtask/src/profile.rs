@@ -18,12 +18,24 @@ use crate::repo;
 const PROFILE: &str = "tools/release/flagstone.profdata";
 /// Tells `tools/release/rustc` where the build is to leave its counts.
 const INTO: &str = "FLAGSTONE_PROFILE_INTO";
-/// What is run, each for one round: every point of files, and what volumes are judged by.
-const LOADS: [&[&str]; 2] = [
-    &["nfs", "--no-peers", "--seconds", "1", "--size", "256M"],
+/// What is run: every point of files, the ways to a volume, and what volumes are judged by.
+const LOADS: [&[&str]; 3] = [
+    &[
+        "nfs",
+        "--no-peers",
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--size",
+        "256M",
+    ],
+    &["remote", "--no-peers", "--rounds", "2"],
     &[
         "block",
         "--no-peers",
+        "--rounds",
+        "1",
         "--seconds",
         "1",
         "--size",
@@ -57,7 +69,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         println!("running it under load: {}", load.join(" "));
         let mut bench = Command::new(&myself);
         bench.current_dir(root).arg("bench").args(load);
-        bench.args(["--rounds", "1", "--binary"]).arg(&binary);
+        bench.arg("--binary").arg(&binary);
         bench.arg("--out").arg(&work);
         must_succeed(bench, "a load")?;
     }
@@ -67,8 +79,10 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     }
     ensure!(
         !found.is_empty(),
-        "no counts in {}: was flagstone built by way of tools/release/rustc, and did it stop by itself?",
-        counts.display()
+        "no counts in {}: was flagstone built by way of tools/release/rustc, with its link-time optimisation, and did it stop by \
+         itself? If {} was built in another way, remove it",
+        counts.display(),
+        work.display()
     );
     let mut merged = Command::new(merge);
     merged.args(["merge", "--sparse", "--output"]);
@@ -111,4 +125,39 @@ fn profdata(root: &Path) -> Result<PathBuf> {
         path.display()
     );
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a release build does first, which CI doesn't: the profile is one that this compiler reads, and comes to it.
+    #[test]
+    fn the_compiler_reads_the_profile() {
+        let root = repo::root().expect("is in the repository");
+        let dir = env::temp_dir().join(format!("profile-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("makes a folder");
+        let source = dir.join("source.rs");
+        fs::write(&source, "pub fn nothing() {}").expect("writes");
+        let compile = |into: Option<&Path>| {
+            let mut rustc = Command::new(root.join("tools/release/rustc"));
+            rustc.current_dir(&root).arg("rustc").arg(&source);
+            rustc.args(["--crate-type", "lib", "--emit", "llvm-ir"]);
+            rustc.args(["-C", "linker-plugin-lto", "-o"]);
+            rustc.arg(dir.join("source.ll")).env_remove(INTO);
+            if let Some(into) = into {
+                rustc.env(INTO, into);
+            }
+            let out = rustc.output().expect("runs");
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            (out.status.success(), said)
+        };
+        assert_eq!(compile(None), (true, String::new()));
+        let counts = dir.join("counts");
+        assert_eq!(compile(Some(&counts)), (true, String::new()));
+        let made = fs::read_to_string(dir.join("source.ll")).expect("is there");
+        let path = counts.to_str().expect("is text");
+        assert!(made.contains(path), "a build that counts says where to");
+        fs::remove_dir_all(&dir).expect("removes its folder");
+    }
 }

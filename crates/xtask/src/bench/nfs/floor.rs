@@ -1,7 +1,7 @@
 //! What the disk allows at depth 1, where every change is stable when answered.
 //!
-//! One client that waits for each answer can't be served faster than the disk makes one write stable. How long that takes is
-//! measured beside the servers, in the same run and in turn with them: a block written to a file with O_DIRECT, fdatasync,
+//! One client that waits for each answer can't be served much faster than the disk makes one write stable. How long that takes is
+//! measured beside the servers, in the same run, now before and now behind them: a block written to a file with O_DIRECT, fdatasync,
 //! and a pause as long as an exchange with a client, with processors kept awake where that is allowed, as Flagstone does. A server
 //! takes about that for each stable change, an exchange, and its own time: what a goal leaves for that is in the report.
 
@@ -20,6 +20,7 @@ use super::data::Random;
 use super::points::{GOALS, Point};
 use super::report::Report;
 use super::servers::{OWN, PEER};
+use crate::process;
 
 /// The name of the reference.
 pub(super) const DISK: &str = "disk";
@@ -69,6 +70,7 @@ impl Disk {
         let block = memory
             .get_mut(start..start + BLOCK_BYTES)
             .context("no aligned block of memory")?;
+        let (_, stolen_before) = process::machine_busy_seconds()?;
         // Without it, the disk's interrupt has to wake a processor first.
         let awake = OpenOptions::new().write(true).open(LATENCY_REQUESTS);
         let awake = awake.and_then(|mut file| file.write_all(&0_i32.to_ne_bytes()).map(|()| file));
@@ -88,6 +90,7 @@ impl Disk {
             }
         }
         drop(awake);
+        let (_, stolen_after) = process::machine_busy_seconds()?;
         let rate = times.len() as f64 * 1e6 / times.iter().sum::<f64>();
         times.sort_by(f64::total_cmp);
         let at = |part: usize| times.get(times.len() * part / 100).copied();
@@ -95,6 +98,7 @@ impl Disk {
             p50_us: at(50).unwrap_or_default(),
             p99_us: at(99).unwrap_or_default(),
             operations: times.len() as f64,
+            stolen_cores: (stolen_after - stolen_before) / seconds,
             seconds,
             ..Sample::of_rate(DISK, &point.name, round, rate)
         })
@@ -116,19 +120,20 @@ impl Report {
                 continue;
             };
             let exchange = mean_us(OWN, EXCHANGE);
-            let both = changes * (disk + exchange.unwrap_or_default());
+            let both = exchange.map(|exchange| changes * (disk + exchange));
             let peer = mean_us(PEER, &point.name);
             let goal = GOALS.iter().find(|goal| goal.point == point.name);
             let allowed = peer.zip(goal).map(|(us, goal)| us / goal.bound);
             let shown = |us: Option<f64>| us.map_or("-".to_owned(), |us| format!("{us:.0}"));
             let _ = writeln!(
                 rows,
-                "| {} | {changes:.2} | {disk:.0} | {} | {both:.0} | {} | {} | {} | {} |",
+                "| {} | {changes:.2} | {disk:.0} | {} | {} | {} | {} | {} | {} |",
                 point.name,
                 shown(exchange),
+                shown(both),
                 shown(peer),
                 shown(allowed),
-                shown(allowed.map(|us| us - both)),
+                shown(allowed.zip(both).map(|(us, both)| us - both)),
                 shown(mean_us(OWN, &point.name)),
             );
         }

@@ -253,6 +253,26 @@ fn measure(
 /// One point on every server, starting with another one each round.
 fn one_point(run: &Run, servers: &mut [Server], point: &Point, round: u32) -> Result<Vec<Taken>> {
     let mut all = Vec::new();
+    let mut floor = || -> Result<()> {
+        if point.stable_changes(&run.tree).is_none() {
+            return Ok(());
+        }
+        let sample = run.floor.measure(point, round, run.seconds)?;
+        println!(
+            "round {round}  {:<10} {:<10} {:>9.0}/s  p50 {:>6.0} us  p99 {:>6.0} us",
+            point.name, sample.target, sample.rate, sample.p50_us, sample.p99_us
+        );
+        let device = None;
+        all.push(Taken { sample, device });
+        thread::sleep(SETTLE);
+        Ok(())
+    };
+    // Neither always behind the same server nor always before it.
+    let is_first = round % 2 == 1;
+    if is_first {
+        floor()?;
+    }
+    let mut of_servers = Vec::new();
     let count = servers.len();
     for turn in 0..count {
         let server = &mut servers[(turn + round as usize) % count];
@@ -268,18 +288,13 @@ fn one_point(run: &Run, servers: &mut [Server], point: &Point, round: u32) -> Re
             taken.sample.p99_us,
             taken.sample.server_cpu_per_100k(),
         );
-        all.push(taken);
+        of_servers.push(taken);
         thread::sleep(SETTLE);
     }
-    if point.stable_changes(&run.tree).is_some() {
-        let sample = run.floor.measure(point, round, run.seconds)?;
-        println!(
-            "round {round}  {:<10} {:<10} {:>9.0}/s  p50 {:>6.0} us  p99 {:>6.0} us",
-            point.name, sample.target, sample.rate, sample.p50_us, sample.p99_us
-        );
-        let device = None;
-        all.push(Taken { sample, device });
+    if !is_first {
+        floor()?;
     }
+    all.extend(of_servers);
     Ok(all)
 }
 
