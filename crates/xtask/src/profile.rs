@@ -19,32 +19,11 @@ const PROFILE: &str = "tools/release/flagstone.profdata";
 /// Tells `tools/release/rustc` where the build is to leave its counts.
 const INTO: &str = "FLAGSTONE_PROFILE_INTO";
 /// What is run: every point of files, the ways to a volume, and what volumes are judged by.
-const LOADS: [&[&str]; 3] = [
-    &[
-        "nfs",
-        "--no-peers",
-        "--rounds",
-        "1",
-        "--seconds",
-        "1",
-        "--size",
-        "256M",
-    ],
-    &["remote", "--no-peers", "--rounds", "2"],
-    &[
-        "block",
-        "--no-peers",
-        "--rounds",
-        "1",
-        "--seconds",
-        "1",
-        "--size",
-        "512M",
-        "--device-size",
-        "3G",
-        "--points",
-        "rr1,rr32,rw1,rw32,wf1,wf32,fua32,sw8,sr8",
-    ],
+const LOADS: [&str; 3] = [
+    "nfs --no-peers --rounds 1 --seconds 1 --size 256M",
+    "remote --no-peers --rounds 2",
+    "block --no-peers --rounds 1 --seconds 1 --size 512M --device-size 3G \
+     --points rr1,rr32,rw1,rw32,wf1,wf32,fua32,sw8,sr8",
 ];
 
 pub(crate) fn run(root: &Path) -> Result<()> {
@@ -66,9 +45,9 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     let binary = work.join("release/flagstone");
     let myself = env::current_exe().context("finding this program")?;
     for load in LOADS {
-        println!("running it under load: {}", load.join(" "));
+        println!("running it under load: {load}");
         let mut bench = Command::new(&myself);
-        bench.current_dir(root).arg("bench").args(load);
+        bench.current_dir(root).arg("bench").args(load.split(' '));
         bench.arg("--binary").arg(&binary);
         bench.arg("--out").arg(&work);
         must_succeed(bench, "a load")?;
