@@ -17,7 +17,7 @@
 //! does. If most of the time is the same for one transfer as for thirty, because the host's own disk is far
 //! away, half a wave takes as long as a whole one and holding halves the rate; and the same disk is now like
 //! this and now like that. So both are tried, a few milliseconds each in turn, and what answers more is kept
-//! for a while (`Trial`).
+//! for a while (`Trial`), or until an answer takes so much more or less than it did that the load, or the disk, must be another one.
 //!
 //! No clock and no I/O here: the caller says what time it is, in nanoseconds.
 
@@ -48,6 +48,12 @@ const SETTLE_WAVES: u32 = 2;
 const TRIAL_WINDOWS: u32 = 4;
 /// Windows until the next trial.
 const KEEP_WINDOWS: u32 = 96;
+/// The load or the device is another one if in so many windows in a row an answer took this part more or less than in the trial.
+const CHANGED_WINDOWS: u32 = 3;
+const CHANGED_PART: u64 = 3;
+/// Windows until there is a trial for that reason. Twice as many after each that found what was known, since then it is something
+/// else on the machine that makes answers slow.
+const KEEP_LEAST: u32 = 8;
 /// The other way has to be better by this part to be taken.
 const BETTER_PART: u64 = 20;
 /// A device that nobody has asked for anything for so long says nothing about either way, in nanoseconds.
@@ -69,6 +75,11 @@ struct Trial {
     /// What an answer took in the better window of each way, in 16ths of a nanosecond.
     held_cost: Option<u64>,
     free_cost: Option<u64>,
+    /// What it took the way that is kept, and how many windows in a row it has not been like that.
+    kept_cost: u64,
+    changed: u32,
+    /// Windows until the next trial because of that.
+    keep_least: u32,
 }
 
 impl Trial {
@@ -106,18 +117,40 @@ impl Trial {
             return;
         }
         let cost = now_ns.saturating_sub(self.began_ns).saturating_mul(16) / self.answers;
+        self.waves = 0;
+        if self.windows < TRIAL_WINDOWS {
+            self.note_tried(cost);
+        } else {
+            self.note_kept(cost);
+        }
+    }
+
+    fn note_tried(&mut self, cost: u64) {
         let least = match self.holds() {
             true => &mut self.held_cost,
             false => &mut self.free_cost,
         };
         // Not the mean: whatever else happens on the machine only makes it more.
         *least = Some(least.map_or(cost, |other| other.min(cost)));
-        self.waves = 0;
         self.windows += 1;
         if self.windows == TRIAL_WINDOWS {
             self.decide();
-        } else if self.windows == TRIAL_WINDOWS + KEEP_WINDOWS {
-            (self.windows, self.held_cost, self.free_cost) = (0, None, None);
+        }
+    }
+
+    fn note_kept(&mut self, cost: u64) {
+        self.windows += 1;
+        let kept = self.windows - TRIAL_WINDOWS;
+        let is_alike = cost.abs_diff(self.kept_cost) <= self.kept_cost / CHANGED_PART;
+        self.changed = if is_alike { 0 } else { self.changed + 1 };
+        let is_changed = self.changed >= CHANGED_WINDOWS && kept >= self.keep_least;
+        if is_changed || kept >= KEEP_WINDOWS {
+            self.keep_least = match is_changed {
+                true => self.keep_least * 2,
+                false => self.keep_least / 2,
+            };
+            self.keep_least = self.keep_least.clamp(KEEP_LEAST, KEEP_WINDOWS);
+            (self.windows, self.changed) = (0, 0);
         }
     }
 
@@ -126,10 +159,15 @@ impl Trial {
             return;
         };
         let is_better = |one: u64, other: u64| one < other - other / BETTER_PART;
-        self.free_is_better = match self.free_is_better {
+        let is_free = match self.free_is_better {
             false => is_better(free, held),
             true => !is_better(held, free),
         };
+        if is_free != self.free_is_better {
+            self.keep_least = KEEP_LEAST;
+        }
+        self.free_is_better = is_free;
+        self.kept_cost = if is_free { free } else { held };
     }
 }
 
@@ -426,6 +464,7 @@ mod tests {
             trial: Trial {
                 free_is_better,
                 windows: TRIAL_WINDOWS,
+                keep_least: KEEP_WINDOWS,
                 ..Trial::default()
             },
             ..Waves::learnt()
@@ -486,24 +525,56 @@ mod tests {
         }
     }
 
+    /// So many windows in which an answer takes this long.
+    fn windows(trial: &mut Trial, now: &mut u64, count: u32, held_us: u64, free_us: u64) {
+        for _ in 0..count * (SETTLE_WAVES + WINDOW_WAVES) {
+            *now += 16_000 * if trial.holds() { held_us } else { free_us };
+            trial.handle_end(*now, 16, false);
+        }
+    }
+
     #[test]
     fn a_device_that_becomes_slow_to_begin_is_noticed_and_one_that_recovers_too() {
         let mut trial = Trial::default();
         let mut now = 0;
-        let mut windows = |trial: &mut Trial, count: u32, held_us: u64, free_us: u64| {
-            for _ in 0..count * (SETTLE_WAVES + WINDOW_WAVES) {
-                now += 16_000 * if trial.holds() { held_us } else { free_us };
-                trial.handle_end(now, 16, false);
-            }
-        };
-        windows(&mut trial, TRIAL_WINDOWS + 1, 10, 10);
+        windows(&mut trial, &mut now, TRIAL_WINDOWS + 1, 10, 10);
         assert!(trial.holds(), "as good, and that is how it begins");
-        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 20, 10);
+        windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 12, 10);
         assert!(!trial.holds());
-        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 10);
+        windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 10);
         assert!(!trial.holds(), "as good, and that is how it is now");
-        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
+        windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
         assert!(trial.holds());
+    }
+
+    /// What was best for large transfers isn't kept for small ones.
+    #[test]
+    fn another_load_is_tried_soon() {
+        for (held_us, free_us) in [(90, 40), (4, 2)] {
+            let mut trial = Trial::default();
+            let mut now = 0;
+            windows(&mut trial, &mut now, TRIAL_WINDOWS + 20, 10, 20);
+            assert!(trial.holds());
+            let soon = CHANGED_WINDOWS + TRIAL_WINDOWS + 1;
+            windows(&mut trial, &mut now, soon, held_us, free_us);
+            assert!(!trial.holds(), "{held_us} us held, {free_us} not");
+            windows(&mut trial, &mut now, KEEP_LEAST, held_us, free_us);
+            windows(&mut trial, &mut now, soon, 10, 20);
+            assert!(trial.holds(), "after {held_us} and {free_us} us");
+        }
+    }
+
+    /// Other work on the machine now and then makes answers slow. Not much is tried because of that.
+    #[test]
+    fn a_machine_that_is_now_quick_and_now_slow_is_seldom_tried() {
+        let mut trial = Trial::default();
+        let (mut now, mut tried) = (0, 0);
+        for window in 0..2_000 {
+            let cost_us = if window / 10 % 2 == 0 { 10 } else { 20 };
+            tried += u32::from(trial.windows < TRIAL_WINDOWS);
+            windows(&mut trial, &mut now, 1, cost_us, cost_us);
+        }
+        assert!((80..200).contains(&tried), "{tried} of 2,000");
     }
 
     #[test]
