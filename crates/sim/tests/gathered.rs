@@ -195,6 +195,48 @@ fn a_unit_of_two_pieces_fails_with_one_of_them() {
     }
 }
 
+/// As a file's contents are, in blocks of several sizes, beside the frame that says where they are. As much as one transfer takes, at most.
+#[test]
+fn the_pieces_of_a_unit_are_one_transfer() {
+    with_dvol(async |engine, dvol, disk| {
+        for (lens, transfers) in [
+            (&[1, 1, 4, 2][..], 1),
+            (&[1, 1, 4, 16, 10], 1),
+            // Too much: each piece goes by itself.
+            (&[1, 1, 4, 16, 11], 5),
+        ] {
+            let before = disk.counts();
+            let mut changes = Vec::new();
+            for (number, len) in (0..).zip(lens) {
+                let at = number * 64 * BLOCK;
+                changes.push(Change::Write {
+                    handle: dvol,
+                    offset_bytes: at,
+                    data: IoBuf::copy_of(&content(at, len * BLOCK)),
+                    meta: 0,
+                });
+            }
+            let batch = Batch {
+                conditions: Vec::new(),
+                changes,
+            };
+            let made = engine.commit(batch, Stability::Stable).await;
+            made.expect("commits");
+            let (writes, bytes) = since(disk, before);
+            assert_eq!(writes, transfers + 1, "{lens:?}: with a group");
+            let blocks: u64 = lens.iter().sum();
+            assert_eq!(bytes, (blocks + 1) * BLOCK, "{lens:?}");
+            for (number, len) in (0..).zip(lens) {
+                let (at, len) = (number * 64 * BLOCK, len * BLOCK);
+                assert!(
+                    read(engine, dvol, at, len).await == content(at, len),
+                    "{lens:?}, {number}"
+                );
+            }
+        }
+    });
+}
+
 /// What was said of bytes by whoever brought them is what is kept of them, not worked out again.
 #[test]
 #[should_panic(expected = "the checksum that comes with bytes is theirs")]

@@ -24,7 +24,8 @@ use super::write::DataWrite;
 use super::writers::Writers;
 use crate::planted::{Bug, planted};
 
-/// Writes of more bytes than this go to the device by themselves, at once.
+/// A unit in one piece of more bytes than this goes to the device by itself, at once. One in several pieces does so above what one
+/// transfer takes: its pieces lie side by side as a rule, and a file's contents with the frame that says where they are would be five transfers.
 pub(super) const GATHERED_MAX_BYTES: usize = 16 << 10;
 
 /// Bytes of one transfer that is put together, at most.
@@ -64,10 +65,14 @@ impl Data {
     }
 }
 
-/// Whether data of so many bytes, in all, is gathered.
+/// Whether the data of a unit is gathered.
 pub(super) fn is_gathered(writes: &[DataWrite]) -> bool {
     let bytes: usize = writes.iter().map(|write| write.buf.len()).sum();
-    bytes <= GATHERED_MAX_BYTES
+    let max_bytes = match writes.len() {
+        1 => GATHERED_MAX_BYTES,
+        _ => TRANSFER_MAX_BYTES,
+    };
+    bytes <= max_bytes
 }
 
 fn keep<T>(spares: &RefCell<Vec<Vec<T>>>, mut list: Vec<T>) {
