@@ -164,7 +164,7 @@ fn other_short_lives_lose_nothing_that_was_answered() {
 /// Reads, writes and flushes fail now and then, so that groups of commits are given up.
 fn failing() -> FaultConfig {
     FaultConfig {
-        write_error: 0.03,
+        write_error: 0.08,
         ..FaultConfig::failing()
     }
 }

@@ -306,7 +306,7 @@ fn rolled_back_while_commits_are_lost(seed: u64) -> Option<u64> {
         let then = walk(&fs, at).await;
         let before = all.store_counters();
         disk.set_faults(FaultConfig {
-            write_error: 0.02,
+            write_error: 0.15,
             ..FaultConfig::default()
         });
         fs.roll_back("then").await.expect("begins");

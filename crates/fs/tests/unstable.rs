@@ -67,7 +67,7 @@ fn config() -> DiskConfig {
 
 fn failing() -> FaultConfig {
     FaultConfig {
-        write_error: 0.03,
+        write_error: 0.08,
         ..FaultConfig::failing()
     }
 }
