@@ -305,6 +305,7 @@ fn rolled_back_while_commits_are_lost(seed: u64) -> Option<u64> {
         }
         let then = walk(&fs, at).await;
         let before = all.store_counters();
+        // Many, since what fails in one transfer is written once more by itself, and a group is tried twice.
         disk.set_faults(FaultConfig {
             write_error: 0.15,
             ..FaultConfig::default()

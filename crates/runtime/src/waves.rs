@@ -51,7 +51,7 @@ const KEEP_WINDOWS: u32 = 96;
 /// The load or the device is another one if in so many windows in a row an answer took this part more or less than in the trial.
 const CHANGED_WINDOWS: u32 = 3;
 const CHANGED_PART: u64 = 3;
-/// Windows until there is a trial for that reason. Twice as many after each that found what was known, since then it is something
+/// Windows until there is a trial for that reason, at least. Twice as many after each that found what was known, since then it is something
 /// else on the machine that makes answers slow.
 const KEEP_LEAST: u32 = 8;
 /// The other way has to be better by this part to be taken.
@@ -561,6 +561,22 @@ mod tests {
             windows(&mut trial, &mut now, KEEP_LEAST, held_us, free_us);
             windows(&mut trial, &mut now, soon, 10, 20);
             assert!(trial.holds(), "after {held_us} and {free_us} us");
+        }
+    }
+
+    /// One window, or two, may be slow or quick for any reason.
+    #[test]
+    fn what_differs_for_a_moment_is_no_other_load() {
+        for odd_us in [20, 3] {
+            let mut trial = Trial::default();
+            let mut now = 0;
+            windows(&mut trial, &mut now, TRIAL_WINDOWS + KEEP_LEAST, 10, 10);
+            for _ in 0..20 {
+                windows(&mut trial, &mut now, CHANGED_WINDOWS - 1, odd_us, odd_us);
+                windows(&mut trial, &mut now, 1, 12, 12);
+            }
+            let kept = TRIAL_WINDOWS + KEEP_LEAST + 20 * CHANGED_WINDOWS;
+            assert_eq!(trial.windows, kept, "{odd_us} us: nothing is tried");
         }
     }
 
