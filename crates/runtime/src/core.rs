@@ -796,6 +796,7 @@ mod tests {
                 owned: Owned::Nothing,
                 held: crate::op::Held::Event(platform.core.shared.event()),
                 unclaimed: Unclaimed::CloseAccepted,
+                is_read: false,
             };
             platform.core.dispose(flight, accepted.into_raw_fd());
             assert_eq!(peer.read(&mut [0]).unwrap(), 0, "its end is closed");

@@ -26,6 +26,7 @@ use crate::device::DeviceFile;
 use crate::mailbox::CoreShared;
 use crate::net::Socket;
 use crate::sys;
+use crate::waves::Moved;
 
 /// Buffers of one send at most; the kernel's own limit (UIO_MAXIOV).
 pub(crate) const MESSAGE_BUFS_MAX: usize = 1024;
@@ -204,6 +205,8 @@ pub(crate) struct Flight {
     pub(crate) owned: Owned,
     pub(crate) held: Held,
     pub(crate) unclaimed: Unclaimed,
+    /// It reads from a device.
+    pub(crate) is_read: bool,
 }
 
 impl Flight {
@@ -302,7 +305,9 @@ impl Request {
                     false => entry!(file.target(), fd =>
                         opcode::Read::new(fd, pointer, len).offset(offset_bytes).build()),
                 };
-                (device_flight(Owned::Buf(buf), file), Some(entry))
+                let mut flight = device_flight(Owned::Buf(buf), file);
+                flight.is_read = true;
+                (flight, Some(entry))
             }
             Request::Write {
                 file,
@@ -449,6 +454,7 @@ impl Request {
                         owned: Owned::Word(word),
                         held,
                         unclaimed,
+                        is_read: false,
                     },
                     Some(entry),
                 )
@@ -463,6 +469,7 @@ impl Request {
                         owned: Owned::Nothing,
                         held,
                         unclaimed,
+                        is_read: false,
                     },
                     Some(entry),
                 )
@@ -487,6 +494,7 @@ fn device_flight(owned: Owned, file: Rc<DeviceFile>) -> Flight {
         owned,
         held: Held::Device(OnDevice::new(file)),
         unclaimed: Unclaimed::Release,
+        is_read: false,
     }
 }
 
@@ -495,6 +503,7 @@ fn socket_flight(owned: Owned, socket: Rc<Socket>) -> Flight {
         owned,
         held: Held::Socket(socket),
         unclaimed: Unclaimed::Release,
+        is_read: false,
     }
 }
 
@@ -655,15 +664,24 @@ impl Ops {
         }
     }
 
-    /// The device of a transfer in flight, and of how many buffers it is; `None` for all other operations.
-    pub(crate) fn transfer_of(&self, key: OpKey) -> Option<(Rc<DeviceFile>, u32)> {
+    /// The device of a transfer in flight, and what it brings; `None` for all other operations.
+    pub(crate) fn transfer_of(&self, key: OpKey) -> Option<(Rc<DeviceFile>, Moved)> {
         let slots = self.slots.borrow();
         let flight = slots.get(key.slot())?.flight.as_ref()?;
-        let bufs = match &flight.owned {
-            Owned::Message(message) => message.bufs.len() as u32,
-            _ => 1,
+        let (together, bytes) = match &flight.owned {
+            Owned::Message(message) => {
+                let bytes = message.bufs.iter().map(|buf| buf.len()).sum();
+                (message.bufs.len() as u32, bytes)
+            }
+            Owned::Buf(buf) => (1, buf.len()),
+            _ => (1, 0),
         };
-        Some((flight.transfer_of()?.clone(), bufs))
+        let moved = Moved {
+            together,
+            bytes,
+            is_read: flight.is_read,
+        };
+        Some((flight.transfer_of()?.clone(), moved))
     }
 
     /// The operations in flight that may never complete by themselves: all but those to devices.
@@ -694,6 +712,7 @@ mod tests {
             owned: Owned::Buf(buf),
             held,
             unclaimed: Unclaimed::Release,
+            is_read: false,
         }
     }
 

@@ -294,9 +294,9 @@ impl Driver {
         }
         let key = OpKey::from_user_data(reaped.user_data);
         if self.waves
-            && let Some((device, bufs)) = self.ops.transfer_of(key)
+            && let Some((device, moved)) = self.ops.transfer_of(key)
         {
-            let releases = device.waves.borrow_mut().answered(now_ns, bufs);
+            let releases = device.waves.borrow_mut().answered(now_ns, moved);
             note_holding(&device, counters);
             if releases {
                 self.release_to(&device);

@@ -17,7 +17,9 @@
 //! does. If most of the time is the same for one transfer as for thirty, because the host's own disk is far
 //! away, half a wave takes as long as a whole one and holding halves the rate; and the same disk is now like
 //! this and now like that. So both are tried, a few milliseconds each in turn, and what answers more is kept
-//! for a while (`Trial`), or until an answer takes so much more or less than it did that the load, or the disk, must be another one.
+//! for a while (`Trial`), or until an answer takes so much more or less than it did that the load, or the disk, must be another one. What
+//! is found for reads says nothing about writes, nor what is found for small transfers anything about large ones: each of the four kinds of
+//! load has a trial of its own, which goes on where it was when such a load comes back (`Trials`).
 //!
 //! No clock and no I/O here: the caller says what time it is, in nanoseconds.
 
@@ -58,6 +60,78 @@ const KEEP_LEAST: u32 = 8;
 const BETTER_PART: u64 = 20;
 /// A device that nobody has asked for anything for so long says nothing about either way, in nanoseconds.
 const PAUSE_NS: u64 = 5_000_000;
+
+/// Transfers of more bytes than this are large ones.
+const SMALL_MAX_BYTES: usize = 64 << 10;
+/// Kinds of load: small or large, reads or writes.
+const KINDS: usize = 4;
+/// So many waves in a row of mostly another kind are another load.
+const KIND_WAVES: u32 = 4;
+
+/// What a transfer has brought.
+#[derive(Clone, Copy)]
+pub(crate) struct Moved {
+    /// Writes or reads that were put together in it.
+    pub(crate) together: u32,
+    /// Of all of them.
+    pub(crate) bytes: usize,
+    pub(crate) is_read: bool,
+}
+
+impl Moved {
+    /// Which kind of load it is part of.
+    fn kind(self) -> usize {
+        let is_large = self.bytes / self.together.max(1) as usize > SMALL_MAX_BYTES;
+        usize::from(is_large) + 2 * usize::from(self.is_read)
+    }
+}
+
+/// The trials of each kind of load.
+#[derive(Default)]
+struct Trials {
+    of: [Trial; KINDS],
+    /// The kind of load that there is.
+    kind: usize,
+    /// The kind of the last waves if it was another one, and how many there were.
+    other: usize,
+    other_waves: u32,
+}
+
+impl Trials {
+    /// The trial of the load that there is.
+    fn now(&self) -> &Trial {
+        &self.of[self.kind]
+    }
+
+    fn handle_begin(&mut self, now_ns: u64) {
+        self.of[self.kind].handle_begin(now_ns);
+    }
+
+    /// As [`Trial::handle_end`]; most of the answers were of this kind.
+    fn handle_end(&mut self, now_ns: u64, answers: u32, is_rest: bool, kind: usize) {
+        if answers >= WAVE_MIN || is_rest {
+            self.note_kind(kind);
+        }
+        self.of[self.kind].handle_end(now_ns, answers, is_rest);
+    }
+
+    fn note_kind(&mut self, kind: usize) {
+        if kind == self.kind {
+            self.other_waves = 0;
+            return;
+        }
+        self.other_waves = match kind == self.other {
+            true => self.other_waves + 1,
+            false => 1,
+        };
+        self.other = kind;
+        if self.other_waves == KIND_WAVES {
+            (self.kind, self.other_waves) = (kind, 0);
+            // Its window has had other waves between.
+            self.of[kind].waves = 0;
+        }
+    }
+}
 
 /// Finds out whether holding pays.
 #[derive(Default)]
@@ -189,10 +263,12 @@ pub(crate) struct Waves {
     first_answer_ns: Option<u64>,
     /// What it has was held before.
     is_rest: bool,
+    /// Of those, how many were of each kind.
+    kinds: [u32; KINDS],
     score: u8,
     /// It answers in waves.
     recognised: bool,
-    trial: Trial,
+    trials: Trials,
 }
 
 impl Waves {
@@ -208,13 +284,13 @@ impl Waves {
 
     /// Whether transfers are held, as long as no trial tries the other way.
     pub(crate) fn is_holding(&self) -> bool {
-        self.recognised && !self.trial.free_is_better
+        self.recognised && !self.trials.now().free_is_better
     }
 
     /// True if one more transfer goes to the device now; false if it is held.
     pub(crate) fn admit(&mut self, now_ns: impl FnOnce() -> u64) -> bool {
         let answering = self.first_answer_ns.is_some();
-        let holding = self.recognised && self.trial.holds();
+        let holding = self.recognised && self.trials.now().holds();
         if holding && self.in_device > 0 && (self.in_device >= WAVE_MIN || answering) {
             if self.held == 0 {
                 self.held_since_ns = now_ns();
@@ -224,7 +300,7 @@ impl Waves {
         }
         if self.in_device == 0 {
             let now_ns = now_ns();
-            self.trial.handle_begin(now_ns);
+            self.trials.handle_begin(now_ns);
             self.is_rest = false;
             self.begin(now_ns);
         } else if answering {
@@ -240,12 +316,13 @@ impl Waves {
         true
     }
 
-    /// The device has answered a transfer, which so many writes or reads were put together in. True if that was the last one it had and others
-    /// wait: they all go to the device now.
-    pub(crate) fn answered(&mut self, now_ns: u64, together: u32) -> bool {
+    /// The device has answered a transfer. True if that was the last one it had and others wait: they all go to the device now.
+    pub(crate) fn answered(&mut self, now_ns: u64, moved: Moved) -> bool {
         self.in_device = self.in_device.saturating_sub(1);
         // Of a device that is never empty they are never taken.
-        self.answers = self.answers.saturating_add(together);
+        self.answers = self.answers.saturating_add(moved.together);
+        let of_kind = &mut self.kinds[moved.kind()];
+        *of_kind = of_kind.saturating_add(moved.together);
         let first_ns = *self.first_answer_ns.get_or_insert(now_ns);
         if self.in_device > 0 {
             return false;
@@ -254,8 +331,10 @@ impl Waves {
         let took_ns = now_ns.saturating_sub(self.began_ns);
         self.judge(spread_ns.saturating_mul(TOGETHER_PART) <= took_ns);
         let answers = std::mem::take(&mut self.answers);
+        let kinds = std::mem::take(&mut self.kinds);
         if self.recognised {
-            self.trial.handle_end(now_ns, answers, self.is_rest);
+            let kind = (0..KINDS).max_by_key(|&kind| kinds[kind]).unwrap_or(0);
+            self.trials.handle_end(now_ns, answers, self.is_rest, kind);
         }
         self.release(now_ns)
     }
@@ -312,6 +391,12 @@ mod tests {
 
     use super::*;
 
+    const READ: Moved = Moved {
+        together: 1,
+        bytes: 4096,
+        is_read: true,
+    };
+
     /// Asks for `count` transfers at `now_ns`; how many the device gets.
     fn ask(waves: &mut Waves, count: u32, now_ns: u64) -> u32 {
         (0..count).filter(|_| waves.admit(|| now_ns)).count() as u32
@@ -319,7 +404,9 @@ mod tests {
 
     /// The device answers `count` transfers at `now_ns`; true if held ones go to it.
     fn answer(waves: &mut Waves, count: u32, now_ns: u64) -> bool {
-        (0..count).fold(false, |released, _| waves.answered(now_ns, 1) || released)
+        (0..count).fold(false, |released, _| {
+            waves.answered(now_ns, READ) || released
+        })
     }
 
     /// A device that has answered `waves` waves of eight together, 100 us each; the time.
@@ -442,7 +529,7 @@ mod tests {
             let count = std::mem::take(&mut inside);
             let batch_ns = core_free_ns.max(now) + count * load.core_ns;
             for _ in 0..count {
-                if waves.answered(now, 1) {
+                if waves.answered(now, READ) {
                     inside = std::mem::take(&mut held);
                     done_ns = now + load.wave_ns + inside * load.each_ns;
                 }
@@ -460,15 +547,15 @@ mod tests {
 
     /// One that has made up its mind, for the next 96 windows.
     fn decided(free_is_better: bool) -> Waves {
-        Waves {
-            trial: Trial {
-                free_is_better,
-                windows: TRIAL_WINDOWS,
-                keep_least: KEEP_WINDOWS,
-                ..Trial::default()
-            },
-            ..Waves::learnt()
-        }
+        let trial = || Trial {
+            free_is_better,
+            windows: TRIAL_WINDOWS,
+            keep_least: KEEP_WINDOWS,
+            ..Trial::default()
+        };
+        let mut waves = Waves::learnt();
+        waves.trials.of = std::array::from_fn(|_| trial());
+        waves
     }
 
     #[test]
@@ -545,6 +632,78 @@ mod tests {
         assert!(!trial.holds(), "as good, and that is how it is now");
         windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
         assert!(trial.holds());
+    }
+
+    #[test]
+    fn kinds_of_load_are_told_apart() {
+        let moved = |together, bytes, is_read| Moved {
+            together,
+            bytes,
+            is_read,
+        };
+        let kind = |together, bytes, is_read| moved(together, bytes, is_read).kind();
+        assert_eq!(kind(1, 4096, true), kind(1, SMALL_MAX_BYTES, true));
+        assert_eq!(kind(1, 4096, false), kind(32, 32 * 4096, false));
+        let all = [
+            kind(1, 4096, true),
+            kind(1, 4096, false),
+            kind(1, SMALL_MAX_BYTES + 1, true),
+            kind(2, 1 << 20, false),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(*one < KINDS && !all[..at].contains(one), "{all:?}");
+        }
+    }
+
+    /// Waves of a kind of load, each of which takes an answer this long.
+    fn waves_of(
+        trials: &mut Trials,
+        now: &mut u64,
+        count: u32,
+        (kind, held, free): (usize, u64, u64),
+    ) {
+        for _ in 0..count {
+            *now += 16_000 * if trials.now().holds() { held } else { free };
+            trials.handle_end(*now, 16, false, kind);
+        }
+    }
+
+    /// However often both kinds of load come, what is known of one is not asked again because of the other, and neither has what is
+    /// right for the other.
+    #[test]
+    fn each_kind_of_load_keeps_what_was_found_for_it() {
+        let (mut trials, mut now) = (Trials::default(), 0);
+        let window = SETTLE_WAVES + WINDOW_WAVES;
+        let (large, small) = ((3, 300, 600), (2, 40, 20));
+        waves_of(&mut trials, &mut now, (TRIAL_WINDOWS + 2) * window, large);
+        assert!(trials.now().holds());
+        waves_of(&mut trials, &mut now, (TRIAL_WINDOWS + 2) * window, small);
+        assert!(!trials.now().holds());
+        for _ in 0..20 {
+            waves_of(&mut trials, &mut now, KIND_WAVES, large);
+            assert!(trials.now().holds());
+            waves_of(&mut trials, &mut now, 2 * window, large);
+            waves_of(&mut trials, &mut now, KIND_WAVES, small);
+            assert!(!trials.now().holds());
+            waves_of(&mut trials, &mut now, 2 * window, small);
+        }
+        let kept = [3, 2].map(|kind: usize| trials.of[kind].windows);
+        assert!(
+            kept.iter().all(|&windows| windows >= TRIAL_WINDOWS + 40),
+            "{kept:?}"
+        );
+    }
+
+    #[test]
+    fn a_few_waves_of_another_kind_are_no_other_load() {
+        let (mut trials, mut now) = (Trials::default(), 0);
+        for _ in 0..200 {
+            waves_of(&mut trials, &mut now, 7, (2, 40, 20));
+            waves_of(&mut trials, &mut now, KIND_WAVES - 1, (0, 40, 20));
+        }
+        assert_eq!(trials.kind, 2);
+        assert!(trials.of[2].windows > TRIAL_WINDOWS, "and they count");
+        assert_eq!(trials.of[0].windows, 0);
     }
 
     /// What was best for large transfers isn't kept for small ones.
