@@ -212,3 +212,46 @@ fn the_counters_say_whether_transfers_are_held() {
     });
     assert_eq!(seen.unwrap(), [(0, 0), (1, 1), (0, 2), (0, 3)]);
 }
+
+/// Else what is found for writes would hold reads, or the other way round.
+#[test]
+fn waves_hear_what_a_transfer_was() {
+    let scratch = Scratch::new("kinds");
+    let path = scratch.0.clone();
+    let work = move |platform: UringPlatform| async move {
+        let device = open(&platform, &path);
+        let heard = |request: Request| {
+            let ops = crate::op::Ops::default();
+            let key = ops.insert(request.prepare(&(0..0)).0, false);
+            let (_, moved) = ops.transfer_of(key).expect("a transfer");
+            (moved.is_read, moved.together, moved.bytes)
+        };
+        let (file, offset_bytes) = (device.file.clone(), 0);
+        let read = Request::Read {
+            file: file.clone(),
+            offset_bytes,
+            buf: block(&platform, 0),
+            range: 0..BLOCK_BYTES,
+        };
+        assert_eq!(heard(read), (true, 1, BLOCK_BYTES));
+        let write = Request::Write {
+            file: file.clone(),
+            offset_bytes,
+            buf: block(&platform, 0),
+            range: 0..BLOCK_BYTES,
+            durable: false,
+        };
+        assert_eq!(heard(write), (false, 1, BLOCK_BYTES));
+        let mut message = crate::op::Message::new();
+        message.bufs.extend([0, 1].map(|n| block(&platform, n)));
+        message.describe(0, 0, 2 * BLOCK_BYTES);
+        let gathered = Request::WriteGathered {
+            file,
+            offset_bytes,
+            message,
+            takes_registered: false,
+        };
+        assert_eq!(heard(gathered), (false, 2, 2 * BLOCK_BYTES));
+    };
+    block_on(&config(), work).unwrap();
+}
