@@ -694,6 +694,23 @@ mod tests {
         );
     }
 
+    /// Else each coming back of a load would look as if the load had changed.
+    #[test]
+    fn a_window_is_not_measured_across_another_load() {
+        let (mut trials, mut now) = (Trials::default(), 0);
+        let window = SETTLE_WAVES + WINDOW_WAVES;
+        let (large, small) = ((3, 300, 300), (2, 40, 40));
+        waves_of(&mut trials, &mut now, (TRIAL_WINDOWS + 2) * window, small);
+        for _ in 0..6 {
+            // In the middle of a window, and back.
+            waves_of(&mut trials, &mut now, window / 2, small);
+            waves_of(&mut trials, &mut now, window, large);
+            waves_of(&mut trials, &mut now, KIND_WAVES + window, small);
+            assert_eq!(trials.kind, 2);
+            assert_eq!(trials.of[2].changed, 0);
+        }
+    }
+
     #[test]
     fn a_few_waves_of_another_kind_are_no_other_load() {
         let (mut trials, mut now) = (Trials::default(), 0);
