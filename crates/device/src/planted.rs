@@ -11,6 +11,14 @@ pub enum Bug {
     AckBeforeFlush,
     /// A write is taken for written as soon as its journal group is.
     AckBeforeData,
+    /// Data in the journal is given blocks though the range was deallocated or written over.
+    JournaledOutlivesBlock,
+    /// Whoever reads doesn't wait for data that is in the journal alone.
+    JournaledNotSeen,
+    /// A checkpoint gives data that is in the journal alone no block.
+    JournaledNotPlaced,
+    /// The block that such data is given may be another's before it is written.
+    JournaledBlockReused,
     /// A write whose data failed is given up without a word in the journal.
     FailureNotJournaled,
     /// A flush that has already begun counts for what is written now.
@@ -118,7 +126,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 53] = [
+    pub const ALL: [Bug; 57] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -170,6 +178,10 @@ impl Bug {
         Bug::CopyBeforeFlush,
         Bug::PartOutlivesBlock,
         Bug::AttributesApart,
+        Bug::JournaledOutlivesBlock,
+        Bug::JournaledNotSeen,
+        Bug::JournaledNotPlaced,
+        Bug::JournaledBlockReused,
         Bug::LaidOutInUse,
         Bug::OpenUnderZeros,
     ];

@@ -13,7 +13,7 @@ use flagstone_device::offline::ring::{Ring, read_units};
 use flagstone_device::offline::verify::{Options, Report, verify};
 use flagstone_device::offline::{Image, Overlay, Zeros};
 use flagstone_device::v2p::Key;
-use flagstone_types::{BlockNo, ChainHash, DeviceId, LayerNo, Lsn, SegmentNo, Slot};
+use flagstone_types::{BlockNo, ChainHash, DeviceId, LayerNo, Lsn, SegmentNo, Slot, VBlock};
 use support::patch::read;
 use support::{Builder, golden};
 
@@ -22,6 +22,7 @@ const LAYERS: &str = include_str!("golden/v1-layers.txt");
 const JOURNAL: &str = include_str!("golden/v1-journal.txt");
 const ENGINE: &str = include_str!("golden/v1-engine.txt");
 const ATTRIBUTES: &str = include_str!("golden/v1-attributes.txt");
+const JOURNALED: &str = include_str!("golden/v1-journaled.txt");
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
@@ -222,6 +223,36 @@ fn make_attributes() -> Builder {
     builder
 }
 
+/// Data that the journal alone has: over what is mapped, where nothing is, and a part that was unmapped since. Behind a root that gave others blocks.
+fn make_journaled() -> Builder {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let alpha = builder.create(0, "alpha", None);
+    let journaled = |builder: &Builder, start: u64, len: usize| Record::Journaled {
+        slot: alpha,
+        lsn: builder.next_lsn(0, alpha),
+        start: VBlock(start),
+        data: (0..len).map(|at| (at / 16) as u8).collect(),
+    };
+    let data = builder.data(0, alpha, 4, 2, 0);
+    builder.unit(0, vec![data]);
+    let first = journaled(&builder, 20, 9_000);
+    builder.unit(0, vec![first]);
+    builder.checkpoint(0, false);
+    let over = journaled(&builder, 5, 100);
+    builder.unit(0, vec![over]);
+    let fresh = journaled(&builder, 9, 5_000);
+    builder.unit(0, vec![fresh]);
+    let gone = Record::Unmap {
+        slot: alpha,
+        lsn: builder.next_lsn(0, alpha),
+        ranges: vec![(VBlock(10), 1), (VBlock(21), 1)],
+    };
+    builder.unit(0, vec![gone]);
+    builder
+}
+
 fn lsn_or_next(builder: &Builder, slot: Slot, lsn: Option<Lsn>) -> Lsn {
     lsn.unwrap_or_else(|| builder.next_lsn(0, slot))
 }
@@ -246,6 +277,11 @@ fn make() {
             "attributes",
             make_attributes(),
             "Attributes that came with blocks and alone; power failed.",
+        ),
+        (
+            "journaled",
+            make_journaled(),
+            "Data that the journal alone has; power failed.",
         ),
     ];
     for (name, builder, about) in made {
@@ -692,4 +728,40 @@ fn attributes_and_what_they_came_with() {
         })
         .collect();
     assert_eq!(described, [(0, 2, 23), (0, 3, 33), (0, 4, 43)]);
+}
+
+#[test]
+fn journaled_data_behind_a_root_that_gave_some_a_block() {
+    let image = golden::from_text(JOURNALED);
+    let report = check(&image);
+    // Two that are mapped as always, and of three that the root gave blocks the two that are still there.
+    let counts = (report.counts.dropped_units, report.counts.data_blocks);
+    assert_eq!(counts, (0, 4));
+    let opened = Image::open(&image).expect("valid");
+    let roots = opened.roots(0);
+    let ring = Ring::scan(&opened, roots.current().expect("a root"));
+    let units = ring
+        .groups
+        .iter()
+        .flat_map(|g| read_units(&opened, 0, g).expect("valid"));
+    let written: Vec<(u32, u64, u64, usize)> = units
+        .flatten()
+        .filter_map(|record| match record {
+            Record::Journaled {
+                slot,
+                lsn,
+                start,
+                data,
+            } => {
+                let is_right = (0..data.len()).all(|at| data[at] == (at / 16) as u8);
+                assert!(is_right, "{start:?}");
+                Some((slot.0, lsn.0, start.0, data.len()))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(written, [(0, 3, 5, 100), (0, 4, 9, 5_000)]);
+    let words = inspect(&opened, true).words();
+    let expected = "data of slot 0, LSN 0.4: 5000 bytes at v9+2, in the journal";
+    assert!(words.contains(expected), "'{expected}' is not in\n{words}");
 }

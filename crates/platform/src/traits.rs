@@ -84,6 +84,16 @@ pub trait BlockDevice: Clone + 'static {
         buf: IoBuf,
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static;
 
+    /// Writes like [`write`](BlockDevice::write). Everything that the caller's client waits for waits for this, and for the flush behind it: if nothing
+    /// else is under way, the core may stand still for it where that is quicker.
+    fn write_awaited(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
+        self.write(offset_bytes, buf)
+    }
+
     /// Writes the views of several buffers one behind the other, beginning at `offset_bytes`, each as long as a buffer of a write may be: as one
     /// write, so a failure says nothing about any of them. Completed is not durable. By default by a copy of them all in one buffer.
     fn write_gathered(

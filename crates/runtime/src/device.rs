@@ -146,7 +146,27 @@ enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Read,
-    Write { durable: bool },
+    Write {
+        /// It is durable at its end.
+        durable: bool,
+        /// All that the core has to do waits for it.
+        awaited: bool,
+    },
+}
+
+impl Direction {
+    const WRITE: Direction = Direction::Write {
+        durable: false,
+        awaited: false,
+    };
+    const DURABLE: Direction = Direction::Write {
+        durable: true,
+        awaited: false,
+    };
+    const AWAITED: Direction = Direction::Write {
+        durable: false,
+        awaited: true,
+    };
 }
 
 /// An operation that the layers know of. They hear how it ended, also if nobody waits for it any more.
@@ -308,11 +328,7 @@ impl UringDevice {
         buf: IoBuf,
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
         let device = self.clone();
-        async move {
-            device
-                .transfer(Direction::Write { durable: true }, offset_bytes, buf)
-                .await
-        }
+        async move { device.transfer(Direction::DURABLE, offset_bytes, buf).await }
     }
 
     async fn transfer(
@@ -396,7 +412,7 @@ impl UringDevice {
         (buf, result)
     }
 
-    /// A transfer of a file in memory.
+    /// A transfer by the core itself: of a file in memory, or one that it stands still for.
     fn transfer_now(
         &self,
         direction: Direction,
@@ -412,8 +428,10 @@ impl UringDevice {
             offset_bytes,
             data: &buf,
         });
+        let began_ns = self.core.read_clock();
         // What memory holds is as durable as it gets.
         let written = self.file.write_now(&buf, offset_bytes);
+        self.file.pace.note_write(self.core.read_clock() - began_ns);
         let ok = written.is_ok();
         self.trace.end(IoEvent::WriteCompleted { id, ok });
         (buf, written)
@@ -425,7 +443,7 @@ impl UringDevice {
         offset_bytes: u64,
         mut buf: IoBuf,
     ) -> (IoBuf, io::Result<()>) {
-        if self.file.at_once {
+        if self.file.at_once || direction == Direction::AWAITED && self.stands_still().await {
             return self.transfer_now(direction, offset_bytes, buf);
         }
         let mut done = 0;
@@ -483,7 +501,7 @@ impl UringDevice {
                 buf,
                 range,
             },
-            Direction::Write { durable } => Request::Write {
+            Direction::Write { durable, .. } => Request::Write {
                 file,
                 offset_bytes,
                 buf,
@@ -644,11 +662,16 @@ impl BlockDevice for UringDevice {
         buf: IoBuf,
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
         let device = self.clone();
-        async move {
-            device
-                .transfer(Direction::Write { durable: false }, offset_bytes, buf)
-                .await
-        }
+        async move { device.transfer(Direction::WRITE, offset_bytes, buf).await }
+    }
+
+    fn write_awaited(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move { device.transfer(Direction::AWAITED, offset_bytes, buf).await }
     }
 
     fn write_gathered(

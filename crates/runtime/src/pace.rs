@@ -35,6 +35,13 @@ impl FlushPace {
         self.seen.get() >= SEEN_MIN && self.upset.get() == 0 && self.average_ns.get() <= QUICK_NS
     }
 
+    /// A write that the core stood still for took `ns` nanoseconds.
+    pub(crate) fn note_write(&self, ns: u64) {
+        if ns >= UPSET_NS {
+            self.upset.set(UPSET_LASTS);
+        }
+    }
+
     /// A flush took `ns` nanoseconds.
     pub(crate) fn note(&self, ns: u64) {
         let average = self.average_ns.get();

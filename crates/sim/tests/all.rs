@@ -19,6 +19,7 @@ mod gathered;
 mod hand_over;
 mod history;
 mod idle;
+mod journaled;
 mod layers;
 mod laying_out;
 mod loose;

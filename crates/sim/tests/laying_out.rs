@@ -193,6 +193,40 @@ fn nobody_waits_for_zeros() {
     assert_clean(&disk.stable_image());
 }
 
+/// A client with one operation in flight found the device busy with zeros each time, since they leave no turn unused that nobody gives.
+#[test]
+fn zeros_leave_the_device_to_others_unless_blocks_run_short() {
+    let mut config = DiskConfig::new(DEVICE_BYTES);
+    config.latency.write_ns = MS..=MS;
+    config.latency.per_kib_ns = 0;
+    run(&SimDisk::new(config), |platform, disk| async move {
+        let device = platform.open(&disk);
+        let format = FormatOptions {
+            journal_count: 1,
+            ..FormatOptions::for_size(DEVICE_BYTES)
+        };
+        let formatted = format_device(&platform, &device, format).await;
+        formatted.expect("formats");
+        let engine = &open(&platform, &disk).await[0];
+        let dvol = create(engine, "filled", 0).await;
+        let steps_in = async |ms: u64| {
+            let before = prewritten(engine);
+            platform.sleep_ns(ms * MS).await;
+            (prewritten(engine) - before) / (256 << 10)
+        };
+        // Of the 32 MiB that are left when the next segment is begun with most are there.
+        fill(engine, dvol, 0..90).await;
+        let steps = steps_in(300).await;
+        assert!(
+            (80..=100).contains(&steps),
+            "{steps}: a third of the time, at most"
+        );
+        fill(engine, dvol, 90..108).await;
+        let steps = steps_in(60).await;
+        assert!((50..=60).contains(&steps), "{steps}: one behind the other");
+    });
+}
+
 /// It was the checkpointer that laid out the next segment, and changes waited for room in the ring.
 #[test]
 fn checkpoints_are_made_while_a_segment_is_laid_out() {

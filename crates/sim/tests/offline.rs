@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{
     Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle,
-    RecoveryReport, Stability, format_device,
+    RecoveryReport, Stability, format_device, gathered,
 };
 use flagstone_device::offline::verify::{Counts, Options, Report, verify};
 use flagstone_device::offline::{BlockBytes, ReadBlocks};
@@ -442,13 +442,15 @@ fn make() {
     std::fs::write(format!("{folder}/new-engine.txt"), text).expect("written");
 }
 
-/// A device that an earlier release left behind after power loss is recovered and holds what it
-/// held.
-#[test]
-fn the_golden_image_can_be_served() {
+/// The disk that such a text is of.
+fn golden_disk(text: &str) -> SimDisk {
     let mut image = DiskImage::new(Fill::Zeros);
-    let mut block = 0;
-    for line in GOLDEN.lines().skip(2) {
+    let (mut blocks, mut block) = (0, 0);
+    for line in text.lines().skip(1) {
+        if let Some(number) = line.strip_prefix("blocks ") {
+            blocks = number.parse().expect("a number of blocks");
+            continue;
+        }
         if let Some(number) = line.strip_prefix('@') {
             block = number.parse().expect("a block's number");
             continue;
@@ -459,7 +461,14 @@ fn the_golden_image_can_be_served() {
         let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
         image.write(block * 4096 + offset, &bytes);
     }
-    let disk = SimDisk::from_image(image, DiskConfig::new(16 * MIB));
+    SimDisk::from_image(image, DiskConfig::new(blocks * 4096))
+}
+
+/// A device that an earlier release left behind after power loss is recovered and holds what it
+/// held.
+#[test]
+fn the_golden_image_can_be_served() {
+    let disk = golden_disk(GOLDEN);
     let world = World::new(3);
     let platform = world.platform(0);
     world.block_on(0, async move {
@@ -480,6 +489,35 @@ fn the_golden_image_can_be_served() {
         }
         assert_eq!(first_byte(&engine, disk_1, 8192 + 100).await, 3, "a delta");
         engine.stop().await.expect("stops");
+    });
+}
+
+/// So is one whose journal alone has data.
+#[test]
+fn the_golden_image_with_journaled_data_can_be_served() {
+    let disk = golden_disk(include_str!("../../device/tests/golden/v1-journaled.txt"));
+    let world = World::new(3);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        for start in ["the first", "the next"] {
+            let engine = open(&platform, &disk).await;
+            let alpha = engine.dvol("alpha").expect("there").handle;
+            for (block, from, len) in [
+                (5, 0, 100),
+                (9, 0, 4096),
+                (10, 0, 0),
+                (20, 0, 4096),
+                (21, 0, 0),
+                (22, 8192, 808),
+            ] {
+                let pieces = engine.read(alpha, block * 4096, 4096).await;
+                let found = gathered(&pieces.expect("readable"), 4096);
+                let mut expected: Vec<u8> = (from..from + len).map(|at| (at / 16) as u8).collect();
+                expected.resize(4096, 0);
+                assert!(found[..] == expected, "{start} start, block {block}");
+            }
+            engine.stop().await.expect("stops");
+        }
     });
 }
 

@@ -287,6 +287,8 @@ impl<P: Platform> Engine<P> {
             .await?;
         let pages = 2 * dvols.len() as u64;
         inner.clear_way(NO_SLOT, pages, Purpose::Changing).await?;
+        let of: Vec<Slot> = unique.into_iter().collect();
+        inner.settle_dvols(&of).await?;
         let layer_slots = inner.choose_slots(dvols.len())?;
         let mut records = Vec::new();
         let mut slots = Vec::new();
@@ -357,6 +359,9 @@ impl<P: Platform> Engine<P> {
         ];
         let _pledge = inner.pledge(wanted).await?;
         inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
+        if source.layer.is_none() {
+            inner.settle_dvols(&[source.slot]).await?;
+        }
         if new.id.is_some() {
             // One that is drawn was never there before.
             inner.recent_parts.forget_all();
@@ -612,6 +617,19 @@ impl<P: Platform> Inner<P> {
         if has_rest {
             let zeros = self.platform.buffers().zeros(BLOCK_SIZE as usize - part);
             self.write_part(handle, last, end_bytes, &zeros).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until none of these dvols has data in the journal alone, nor is about to. What is submitted at once comes before any that comes.
+    async fn settle_dvols(&self, slots: &[Slot]) -> Result<(), DvolError> {
+        let is_busy = |slot: &Slot| {
+            let commit = self.commit.borrow();
+            let mut units = commit.units_of(*slot);
+            units.any(|unit| unit.has_journaled()) || self.state.borrow().has_journaled_data(*slot)
+        };
+        while slots.iter().any(is_busy) {
+            self.checkpoint_now().await?;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::segments::NO_SLOT;
 use super::spacing::Over;
 use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_record_bytes};
 use super::{Engine, Inner, Stability};
-use crate::format::record::{ATTRIBUTES_RECORD_BYTES, MapRun, Record};
+use crate::format::record::{ATTRIBUTES_RECORD_BYTES, JOURNALED_RECORD_BYTES, MapRun, Record};
 use crate::planted::{Bug, planted};
 
 /// Bytes of a record that unmaps one range.
@@ -28,6 +28,9 @@ const UNMAP_RECORD_BYTES: u64 = 38;
 
 /// Ranges and changes that one batch can name.
 pub(super) const BATCH_PARTS_MAX: usize = 1024;
+
+/// Bytes that the changes of a batch may write to the journal alone, at most: they are in one group with what else it records.
+pub const JOURNALED_MAX_BYTES: usize = 64 << 10;
 
 /// Something that must hold for a batch to happen.
 #[derive(Clone, Debug)]
@@ -84,6 +87,19 @@ pub enum Change {
         data: IoBuf,
         /// The tenant's metadata for each block written.
         meta: u64,
+    },
+    /// Write these bytes, and zeros up to the end of their last block, for a while to the journal alone: one transfer is all that is
+    /// waited for. The next checkpoint gives them blocks, unless others have been written there by then, or the
+    /// range was deallocated. So this is for what is deallocated soon. Whoever reads the range, or asks about it, waits
+    /// for that checkpoint, and so does whoever takes a snapshot. What is deallocated before it has blocks was never written: nothing tells that it
+    /// changed. All of the dvol has to be reserved: the checkpoint finds room.
+    WriteJournaled {
+        /// Whose.
+        handle: Handle,
+        /// From which byte, a multiple of 4096.
+        offset_bytes: u64,
+        /// The bytes: at least one, at most [`JOURNALED_MAX_BYTES`] in a batch.
+        data: Rc<[u8]>,
     },
     /// Deallocate whole blocks.
     Deallocate {
@@ -321,6 +337,16 @@ impl Change {
                 data,
                 ..
             } => (*handle, blocks_of(*offset_bytes, data.len() as u64)?),
+            Change::WriteJournaled {
+                handle,
+                offset_bytes,
+                data,
+            } => {
+                if offset_bytes % BLOCK_SIZE != 0 || data.len() > JOURNALED_MAX_BYTES {
+                    return Err(DvolError::Invalid);
+                }
+                (*handle, blocks_of(*offset_bytes, data.len() as u64)?)
+            }
             Change::Deallocate {
                 handle,
                 offset_bytes,
@@ -346,6 +372,15 @@ struct Prepared {
     count: u64,
     /// No blocks, but this.
     attributes: Option<Box<Attributes>>,
+    /// No blocks either: these bytes are in the record itself.
+    journaled: Option<Rc<[u8]>>,
+}
+
+impl Prepared {
+    /// Whether it brings data.
+    fn writes(&self) -> bool {
+        self.data.is_some() || self.journaled.is_some()
+    }
 }
 
 impl<P: Platform> Inner<P> {
@@ -452,7 +487,7 @@ impl<P: Platform> Inner<P> {
         let prepared = self.prepare(changes).await?;
         for part in prepared.iter().filter(|part| part.count > 0) {
             let end = VBlock(part.first.0 + part.count);
-            self.load_range(part.handle.slot, part.first..end).await?;
+            self.load_nodes(part.handle.slot, part.first..end).await?;
         }
         let mut batched = Batched::new(self);
         let mut runs_of = Vec::new();
@@ -506,6 +541,16 @@ impl<P: Platform> Inner<P> {
                     slot,
                     lsn,
                     attributes,
+                });
+                continue;
+            }
+            if let Some(data) = &part.journaled {
+                let (start, data) = (part.first, data.clone());
+                records.push(Record::Journaled {
+                    slot,
+                    lsn,
+                    start,
+                    data,
                 });
                 continue;
             }
@@ -567,11 +612,12 @@ impl<P: Platform> Inner<P> {
         let due = |part: &Prepared| match part.data {
             Some(_) => self.nodes_due(part.handle.slot, part.count),
             None if part.attributes.is_some() => 0,
+            None if part.journaled.is_some() => self.journaled_due(part.handle.slot, part.count),
             None => self.nodes_due_unmapping(part.handle.slot),
         };
         let more = parts.iter().map(|part| due(part) + 1).sum();
         let purpose = match parts {
-            _ if parts.iter().any(|part| part.data.is_some()) => Purpose::Writing,
+            _ if parts.iter().any(Prepared::writes) => Purpose::Writing,
             _ if parts.iter().all(|part| part.attributes.is_some()) => Purpose::Giving,
             _ => Purpose::Changing,
         };
@@ -582,7 +628,7 @@ impl<P: Platform> Inner<P> {
     /// Checks the changes and widens parts of blocks to whole ones.
     async fn prepare(self: &Rc<Self>, changes: &[Change]) -> Result<Vec<Prepared>, DvolError> {
         let mut prepared = Vec::new();
-        let (mut total, mut record_bytes) = (0, 0);
+        let (mut total, mut record_bytes, mut journaled_bytes) = (0, 0, 0);
         for change in changes {
             let Some((handle, range)) = change.range()? else {
                 if let Change::SetAttributes { handle, attributes } = change {
@@ -599,6 +645,7 @@ impl<P: Platform> Inner<P> {
                         data: None,
                         count: 0,
                         attributes: Some(attributes.clone()),
+                        journaled: None,
                     });
                 }
                 continue;
@@ -635,7 +682,22 @@ impl<P: Platform> Inner<P> {
                     record_bytes += UNMAP_RECORD_BYTES;
                     None
                 }
+                Change::WriteJournaled {
+                    offset_bytes, data, ..
+                } => {
+                    self.check_change(handle, *offset_bytes, data.len() as u64)?;
+                    if !self.is_all_reserved(handle)? {
+                        return Err(DvolError::Invalid);
+                    }
+                    journaled_bytes += data.len();
+                    record_bytes += (JOURNALED_RECORD_BYTES + data.len()) as u64;
+                    None
+                }
                 Change::SetAttributes { .. } => continue,
+            };
+            let journaled = match change {
+                Change::WriteJournaled { data, .. } => Some(data.clone()),
+                _ => None,
             };
             prepared.push(Prepared {
                 handle,
@@ -643,9 +705,13 @@ impl<P: Platform> Inner<P> {
                 data,
                 count,
                 attributes: None,
+                journaled,
             });
         }
-        if total > WRITE_MAX_BYTES || record_bytes > BODY_MAX {
+        if total > WRITE_MAX_BYTES
+            || record_bytes > BODY_MAX
+            || journaled_bytes > JOURNALED_MAX_BYTES
+        {
             return Err(DvolError::Invalid);
         }
         Ok(prepared)

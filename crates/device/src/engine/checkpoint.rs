@@ -12,6 +12,7 @@ use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo};
 
 use super::Inner;
 use super::background::{Pace, Turn};
+use super::commit::Written;
 use super::error::DvolError;
 use super::join::join_all;
 use super::journal::Position;
@@ -22,7 +23,7 @@ use crate::format::segment::SegmentRecord;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, encode_index, encode_page};
 use crate::planted::{Bug, planted};
 use crate::space::FlushedBy;
-use crate::state::{Frozen, FrozenPage, TableLocations};
+use crate::state::{Frozen, FrozenPage, JournaledBlock, TableLocations};
 use crate::v2p::DirtyWalk;
 
 /// Most consecutive metadata blocks written in one operation. While they are gathered nothing else
@@ -93,7 +94,11 @@ impl<'a, P: Platform> Batch<'a, P> {
             let _turn: Turn = inner.checkpoint_turn(blocks).await;
             inner.note_pace(blocks);
             inner
-                .write_with_retries(block.offset_bytes(), buf, WRITE_TRIES)
+                .write_with_retries(
+                    block.offset_bytes(),
+                    buf,
+                    (Written::Checkpoint, WRITE_TRIES),
+                )
                 .await
         });
         let results = join_all(each).await;
@@ -225,10 +230,12 @@ impl<P: Platform> Inner<P> {
             self.give_segments_back()?;
         }
         let position = self.cut().await?;
+        // What is given a block by the picture may be deallocated before it is there. The block is not another's before that.
+        let writing = (!planted(Bug::JournaledBlockReused)).then(|| self.gate.enter());
         let frozen = self.freeze_at(position).await;
         let changes = self.changes.get();
         self.hold_after(None);
-        let frozen = frozen?;
+        let mut frozen = frozen?;
         self.changes_kept.set(changes);
         let mut given_up = frozen.given_up.clone();
         let released = frozen.released_segments.clone();
@@ -240,8 +247,12 @@ impl<P: Platform> Inner<P> {
             self.gate.freed(&mut given_up.clone());
             self.reopen_blocks();
         }
+        self.write_journaled(std::mem::take(&mut frozen.data))
+            .await?;
+        drop(writing);
         let root = self.write_frozen(frozen, position, clean).await?;
         self.write_root(root).await?;
+        self.state.borrow_mut().handle_root_durable();
         self.journal.borrow_mut().trim(position);
         // A node may just be being read at its old place.
         if !planted(Bug::ReuseBeforeRoot) {
@@ -283,18 +294,28 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Takes the picture once every bitmap it touches is in memory.
-    async fn freeze_at(self: &Rc<Self>, _position: Position) -> Result<Frozen, DvolError> {
+    /// Brings all into memory that the picture touches.
+    async fn load_for_freeze(&self) -> Result<(), DvolError> {
         loop {
+            let missing = self.state.borrow().missing_for_freeze();
+            if let Some(missing) = missing {
+                self.load_node(&missing).await?;
+                continue;
+            }
             let needed = self.state.borrow().needed_for_freeze();
             if needed.is_empty() {
-                break;
+                return Ok(());
             }
             for segment in needed {
                 self.load_bitmap(segment).await?;
             }
         }
+    }
+
+    /// Takes the picture.
+    async fn freeze_at(self: &Rc<Self>, _position: Position) -> Result<Frozen, DvolError> {
         loop {
+            self.load_for_freeze().await?;
             let frozen = self.state.borrow_mut().freeze();
             if let Some(frozen) = frozen {
                 self.check_misfit()?;
@@ -321,6 +342,15 @@ impl<P: Platform> Inner<P> {
             "maps and bitmaps contradict each other: {misfit}; run `flagstone verify`"
         );
         Err(DvolError::Corrupt)
+    }
+
+    /// Writes data that was in the journal alone to the blocks that it was given.
+    async fn write_journaled(&self, data: Vec<(BlockNo, JournaledBlock)>) -> Result<(), DvolError> {
+        let mut batch = Batch::new(self);
+        for (block, data) in data {
+            batch.add(block, &data.bytes()).await?;
+        }
+        batch.finish().await
     }
 
     /// Writes everything the new root refers to, and returns the root.
@@ -481,7 +511,7 @@ impl<P: Platform> Inner<P> {
         let bytes = root.encode();
         let mut buf = self.platform.buffers().take(bytes.len());
         buf.bytes_mut().copy_from_slice(&bytes);
-        self.write_with_retries(slot.offset_bytes(), buf, WRITE_TRIES)
+        self.write_with_retries(slot.offset_bytes(), buf, (Written::Checkpoint, WRITE_TRIES))
             .await
             .map_err(|_| DvolError::Device)?;
         self.flush_device(FlushedBy::Checkpoint).await?;

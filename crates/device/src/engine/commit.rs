@@ -36,6 +36,17 @@ const EMPTY_QUEUES_MAX: usize = 64;
 /// Other empty queues kept, at most.
 const SPARE_QUEUES_MAX: usize = 64;
 
+/// What is written that is no data.
+#[derive(Clone, Copy)]
+pub(super) enum Written {
+    /// A group of the journal, and what is waited for is in it.
+    Awaited,
+    /// Another one.
+    Group,
+    /// A part of a checkpoint.
+    Checkpoint,
+}
+
 /// Units on their way, by slot.
 #[derive(Default)]
 pub(super) struct Commit {
@@ -621,7 +632,13 @@ impl<P: Platform> Inner<P> {
         let mut buf = self.platform.buffers().take(group.bytes.len());
         buf.bytes_mut().copy_from_slice(&group.bytes);
         self.journal.borrow_mut().keep_bytes(group.bytes);
-        let written = self.write_with_retries(at, buf, JOURNAL_WRITE_TRIES).await;
+        let kind = match group.is_alone {
+            true => Written::Awaited,
+            false => Written::Group,
+        };
+        let written = self
+            .write_with_retries(at, buf, (kind, JOURNAL_WRITE_TRIES))
+            .await;
         if let Err(error) = written {
             self.fence_for("a journal group could not be written", &error);
             return;
@@ -645,11 +662,14 @@ impl<P: Platform> Inner<P> {
         &self,
         offset_bytes: u64,
         buf: IoBuf,
-        tries: usize,
+        (kind, tries): (Written, usize),
     ) -> std::io::Result<()> {
         let mut buf = buf;
         for attempt in 1.. {
-            let (back, result) = self.device.write(offset_bytes, buf).await;
+            let (back, result) = match kind {
+                Written::Awaited => self.device.write_awaited(offset_bytes, buf).await,
+                Written::Group | Written::Checkpoint => self.device.write(offset_bytes, buf).await,
+            };
             let Err(error) = result else { break };
             tracing::warn!(
                 device = %self.superblock.device_id,

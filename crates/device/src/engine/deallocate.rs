@@ -174,7 +174,7 @@ impl<P: Platform> Inner<P> {
         let mut highest = None;
         while from < range.end {
             let end = self.unmap_part_end(handle.slot, from..range.end).await?;
-            self.load_range(handle.slot, from..end).await?;
+            self.load_nodes(handle.slot, from..end).await?;
             let more = self.nodes_due_unmapping(handle.slot) + 1;
             self.clear_way(handle.slot, more, Purpose::Changing).await?;
             self.check_running()?;

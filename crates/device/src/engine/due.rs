@@ -19,7 +19,7 @@ use super::Inner;
 use super::error::DvolError;
 use super::laying_out::Needed;
 use super::spacing::{OVERWRITE_PART_BLOCKS, SPACE_WAITS_MAX};
-use crate::format::record::Record;
+use crate::format::record::{Record, blocks_of_bytes};
 use crate::format::table::{PAGES_PER_INDEX, TableKind};
 use crate::v2p::{nodes_changed_max, nodes_unmapped_max};
 
@@ -53,7 +53,8 @@ impl<P: Platform> Inner<P> {
     pub(super) fn due(&self) -> u64 {
         let (nodes, pages) = {
             let state = self.state.borrow();
-            (state.dirty_nodes() as u64, state.dirty_pages() as u64)
+            let nodes = state.dirty_nodes() as u64 + state.journaled_due();
+            (nodes, state.dirty_pages() as u64)
         };
         nodes + pages + self.due_ahead.get() + self.due_for_tables()
     }
@@ -70,6 +71,9 @@ impl<P: Platform> Inner<P> {
             Record::Unmap { slot, ranges, .. } => {
                 ranges.len() as u64 * self.nodes_due_unmapping(*slot)
             }
+            Record::Journaled { slot, data, .. } => {
+                self.journaled_due(*slot, blocks_of_bytes(data.len()))
+            }
             _ => 0,
         };
         records.iter().map(nodes).sum::<u64>() + slots.len() as u64
@@ -78,6 +82,11 @@ impl<P: Platform> Inner<P> {
     /// Nodes that writing `count` consecutive blocks may make dirty.
     pub(super) fn nodes_due(&self, slot: Slot, count: u64) -> u64 {
         nodes_changed_max(self.root_level(slot), count)
+    }
+
+    /// Blocks that the next checkpoint may take for `count` consecutive blocks whose data is in the journal: theirs, and nodes.
+    pub(super) fn journaled_due(&self, slot: Slot, count: u64) -> u64 {
+        count + self.nodes_due(slot, count)
     }
 
     /// Nodes that deallocating a range may make dirty.

@@ -63,6 +63,8 @@ pub(super) struct SealedGroup {
     pub ring_index: u32,
     /// Whole blocks.
     pub bytes: Vec<u8>,
+    /// It is all that is waited for: the data of its units is in it.
+    pub is_alone: bool,
 }
 
 /// One journal.
@@ -304,6 +306,10 @@ impl Journal {
         for unit in &units {
             unit.seq.set(seq);
         }
+        let is_alone = !units.is_empty()
+            && units
+                .iter()
+                .all(|unit| unit.blocks.is_empty() && unit.has_journaled());
         if !units.is_empty() {
             self.last_content = seq;
         }
@@ -316,6 +322,7 @@ impl Journal {
             seq,
             ring_index,
             bytes,
+            is_alone,
         }
     }
 

@@ -50,6 +50,10 @@ const ROOM_STEP_NS: u64 = 500_000;
 /// whole has to be done before that.
 const ROOM_PAUSE_MAX_NS: u64 = 1_000_000;
 
+/// But no longer than this ([`EngineOptions::zeros_rest_times`](super::EngineOptions::zeros_rest_times)): a segment is laid out within two seconds, on a device
+/// that takes a fifth of one for it.
+const REST_MAX_NS: u64 = 2_000_000;
+
 /// The longest wait of a step that lays out a segment for a command, where no room can be set aside: it takes no more than 13 seconds beside
 /// what the device needs for it.
 const COMMAND_PATIENCE_NS: u64 = 25_000_000;
@@ -293,10 +297,14 @@ impl<P: Platform> Inner<P> {
             let Some(turn) = self.laying_out_turn(len / BLOCK_SIZE, patience).await else {
                 break;
             };
+            let began = self.platform.now();
             let written = self.write_zeros(at, len).await;
             drop(turn);
             written?;
             at += len;
+            if !self.is_awaited(needed) {
+                self.rest_behind_zeros(began).await;
+            }
         }
         if needed == Needed::Later {
             self.check_running()?;
@@ -382,6 +390,18 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
+    /// Leaves the device to others behind a step that began then, where nobody gives turns: a client with one operation in flight finds it busy a
+    /// quarter of the time, not always. Not if blocks may run out before the segment is laid out.
+    async fn rest_behind_zeros(&self, began: Time) {
+        let times = self.options.zeros_rest_times;
+        let has_time = times > 0 && !self.needs_more(NO_SLOT, OPEN_BLOCKS_LOW / 2);
+        if !self.has_turns() && has_time && self.check_running().is_ok() {
+            let took_ns = self.platform.now().since(began);
+            let rest_ns = took_ns.saturating_mul(times).min(REST_MAX_NS);
+            self.platform.sleep_ns(rest_ns).await;
+        }
+    }
+
     /// Has the rest of a segment that was just opened laid out, from this block on.
     fn lay_out_later(&self, segment: SegmentNo, from: BlockNo) {
         let Some(all) = self.state.borrow().pool.range_of(segment) else {
@@ -427,8 +447,10 @@ impl<P: Platform> Inner<P> {
                 withheld = None;
             }
             let at = block_of(segment, blocks.start).offset_bytes();
+            let began = self.platform.now();
             let written = self.write_zeros(at, count * BLOCK_SIZE).await;
-            drop(withheld);
+            drop((withheld, turn));
+            self.rest_behind_zeros(began).await;
             if written.is_err() {
                 // Who writes there is told himself.
                 self.laying_out.rests.borrow_mut().pop_front();

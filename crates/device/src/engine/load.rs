@@ -9,6 +9,7 @@ use flagstone_types::{Slot, VBlock};
 use super::Inner;
 use super::error::DvolError;
 use super::join::join_all;
+use crate::planted::{Bug, planted};
 use crate::v2p::Missing;
 
 /// Nodes loaded at the same time for one request.
@@ -52,8 +53,41 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Loads every node that a change of `range` needs.
+    /// Waits until the map says what is in `range`: data that is in the journal alone is given blocks by a checkpoint. Whoever comes
+    /// to that has no business with it but to see it through, so this may take long.
+    pub(super) async fn settle_journaled(
+        &self,
+        slot: Slot,
+        range: &Range<VBlock>,
+    ) -> Result<(), DvolError> {
+        while !self.is_map_right(slot, range) {
+            self.checkpoint_now().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the map says what is in `range`. Whoever has waited for anything since he asked asks again when he looks.
+    pub(super) fn is_map_right(&self, slot: Slot, range: &Range<VBlock>) -> bool {
+        planted(Bug::JournaledNotSeen) || !self.state.borrow().has_journaled(slot, range)
+    }
+
+    /// Loads every node that a change of `range` needs, or that says what is in it.
     pub(super) async fn load_range(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<(), DvolError> {
+        loop {
+            self.settle_journaled(slot, &range).await?;
+            self.load_nodes(slot, range.clone()).await?;
+            if self.is_map_right(slot, &range) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The same if it doesn't matter what is in it.
+    pub(super) async fn load_nodes(
         &self,
         slot: Slot,
         range: Range<VBlock>,

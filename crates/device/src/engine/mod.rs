@@ -73,7 +73,7 @@ use crate::v2p::Entry;
 
 pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
 pub use background::{Background, BackgroundTurn, ComingTurn, Work};
-pub use batch::{Batch, BlockMeta, Change, Condition};
+pub use batch::{Batch, BlockMeta, Change, Condition, JOURNALED_MAX_BYTES};
 pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};
 pub use hand_over::HandedOver;

@@ -72,6 +72,9 @@ pub struct EngineOptions {
     /// Set room aside for a segment when it is reserved, and write zeros over it before it is used or meanwhile. On a file the latter turns the first write
     /// to each block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
     pub prewrite_segments: bool,
+    /// So many times as long as a step of such zeros took, others have the device for themselves behind it, where nobody gives
+    /// turns. Zero: the next step follows at once.
+    pub zeros_rest_times: u64,
     /// Hand out the lowest open block instead of going round. Spreads nothing, but a freed block is
     /// used again at once, so simulations see what comes of freeing it too early.
     pub reuse_soon: bool,
@@ -99,6 +102,7 @@ impl Default for EngineOptions {
             quiet_ns: 50_000_000,
             idle_ns: 3_000_000_000,
             prewrite_segments: false,
+            zeros_rest_times: 3,
             hold_checkpoints: false,
             tombstones_max: 65_536,
             scrub_period_ns: 0,

@@ -156,6 +156,7 @@ impl<P: Platform> Inner<P> {
         let mut entries = Vec::new();
         let mut makes_room = true;
         loop {
+            self.settle_journaled(slot, &range).await?;
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();

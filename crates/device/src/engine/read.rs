@@ -241,25 +241,45 @@ impl<P: Platform> Inner<P> {
         range: Range<VBlock>,
         wanted: Range<u64>,
     ) -> Result<Pieces, DvolError> {
+        loop {
+            self.settle_journaled(slot, &range).await?;
+            if let Some(pieces) = self.try_read_bytes(wish, slot, &range, &wanted).await? {
+                return Ok(pieces);
+            }
+        }
+    }
+
+    /// `None` if the map was no longer right once its nodes were there.
+    async fn try_read_bytes(
+        self: &Rc<Self>,
+        wish: ReadPath,
+        slot: Slot,
+        range: &Range<VBlock>,
+        wanted: &Range<u64>,
+    ) -> Result<Option<Pieces>, DvolError> {
         // Entered before the lookup: what it finds is not reused before the read ends.
         let _pass = self.gate.enter();
         self.check_ours()?;
         let path = self.path_of(wish, range.end.0 - range.start.0);
-        let mut steps = self.plan_read(slot, range).await?;
-        only_wanted(&mut steps, &wanted);
+        let mut steps = self.plan_read(slot, range.clone()).await?;
+        if !self.is_map_right(slot, range) {
+            return Ok(None);
+        }
+        only_wanted(&mut steps, wanted);
         let steps = self.take_cached(steps, path);
         if steps.len() == 1 {
             let mut pieces = Pieces::new();
             for step in steps {
                 pieces.push(self.take_step(slot, step, path).await?);
             }
-            return Ok(pieces);
+            return Ok(Some(pieces));
         }
         let each = steps
             .into_iter()
             .map(|step| self.clone().take_step_alone(slot, step, path));
         let all = join_placed(&self.read_steps, each).await;
-        all.into_iter().collect()
+        let all: Result<Pieces, DvolError> = all.into_iter().collect();
+        all.map(Some)
     }
 
     async fn plan_read(&self, slot: Slot, range: Range<VBlock>) -> Result<Steps, DvolError> {

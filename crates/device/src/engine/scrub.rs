@@ -162,6 +162,7 @@ impl<P: Platform> Inner<P> {
             // Before the gate: who waits keeps nothing from being reused.
             let mut turn = self.background_turn(Work::reads(step as u64)).await;
             self.check_running()?;
+            self.settle_journaled(slot, &(from..end)).await?;
             // What the step looks at is not reused before it is checked.
             let reading = self.gate.enter();
             let mut entries = Vec::new();

@@ -87,7 +87,10 @@ impl<P: Platform> Inner<P> {
     /// what [`Inner::available`] leaves alone.
     pub(super) fn kept_for_checkpoint(&self) -> u64 {
         let reserve = self.checkpoint_reserve();
-        let nodes = self.state.borrow().dirty_nodes() as u64 + self.due_ahead.get();
+        let nodes = {
+            let state = self.state.borrow();
+            state.dirty_nodes() as u64 + state.journaled_due() + self.due_ahead.get()
+        };
         reserve.max(nodes + reserve / 2)
     }
 
@@ -139,7 +142,10 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks that nobody may take for new data but those they are kept for or promised to.
     pub(super) fn spoken_for(&self) -> u64 {
-        let nodes = self.state.borrow().dirty_nodes() as u64 + self.due_ahead.get();
+        let nodes = {
+            let state = self.state.borrow();
+            state.dirty_nodes() as u64 + state.journaled_due() + self.due_ahead.get()
+        };
         let kept = self.checkpoint_reserve() + self.overwrite_reserve() + nodes;
         kept + self.promised(NO_SLOT).blocks()
     }
@@ -229,7 +235,7 @@ impl<P: Platform> Inner<P> {
         loop {
             // What is asked below needs them, and they may be let go while this waits.
             if let Over::Blocks(range) = over {
-                self.load_range(slot, range.clone()).await?;
+                self.load_nodes(slot, range.clone()).await?;
             }
             self.check_running()?;
             match self.room(slot, count, over) {

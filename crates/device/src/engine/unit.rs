@@ -217,9 +217,16 @@ impl Unit {
                     | Record::Delta { .. }
                     | Record::Unmap { .. }
                     | Record::Attributes { .. }
+                    | Record::Journaled { .. }
             )
         };
         !self.records.iter().all(is_data)
+    }
+
+    /// True if it brings data that is in the journal.
+    pub(super) fn has_journaled(&self) -> bool {
+        let has_data = |r: &Record| matches!(r, Record::Journaled { .. });
+        self.records.iter().any(has_data)
     }
 
     /// True once data and journal are written.

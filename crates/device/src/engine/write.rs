@@ -435,6 +435,12 @@ impl<P: Platform> Inner<P> {
         found.is_some_and(|found| found.record.reserved_blocks > 0)
     }
 
+    /// Whether all blocks of a dvol are set aside for it.
+    pub(super) fn is_all_reserved(&self, handle: Handle) -> Result<bool, DvolError> {
+        let record = self.record(handle)?;
+        Ok(record.reserved_blocks >= record.size_bytes.div_ceil(BLOCK_SIZE))
+    }
+
     /// Overwrites a reserved dvol on a full device: in parts, each of which frees what the next one
     /// needs. The whole is not atomic; each part is.
     async fn write_in_parts(

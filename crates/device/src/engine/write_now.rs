@@ -20,6 +20,7 @@ use super::unit::Outcome;
 use super::write::{Given, Metas, Recorded};
 use super::write_part::Fits;
 use crate::planted::{Bug, planted};
+use crate::state::State;
 
 /// A write that was begun without waiting for anything, and has to be waited for now.
 pub(super) struct Begun<P: Platform> {
@@ -82,7 +83,8 @@ impl<P: Platform> Inner<P> {
         let Some(lock) = self.range_locks(slot).take_now(blocks.clone(), is_alone) else {
             return Ok(None);
         };
-        if !self.is_loaded(slot, blocks) {
+        let is_known = |state: &State| !state.has_journaled(slot, blocks);
+        if !self.is_loaded(slot, blocks) || !is_known(&self.state.borrow()) {
             return Ok(None);
         }
         let at = (offset_bytes - vblock.offset_bytes()) as usize;

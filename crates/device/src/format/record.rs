@@ -4,7 +4,9 @@
 //! live path and recovery apply records with the same code, so they can't disagree. Consecutive
 //! records of a group joined by the "more" flag are one atomic unit: all of them, or none.
 
-use flagstone_types::{BlockChecksum, BlockNo, Lsn, SegmentNo, Slot, VBlock};
+use std::rc::Rc;
+
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, SegmentNo, Slot, VBlock};
 use smallvec::SmallVec;
 
 use super::FormatError;
@@ -154,6 +156,17 @@ pub enum Record {
         /// What it is.
         attributes: Box<[u8; ATTRIBUTE_BYTES]>,
     },
+    /// Whole blocks of a dvol have these bytes, which are in the journal alone until the next checkpoint.
+    Journaled {
+        /// The dvol.
+        slot: Slot,
+        /// The change's LSN.
+        lsn: Lsn,
+        /// The first block.
+        start: VBlock,
+        /// The bytes, from the start of that block on; what they leave of the last one is zeros. Not empty.
+        data: Rc<[u8]>,
+    },
     /// An earlier unit never happened: its data could not be written.
     Abort {
         /// The group the unit is in.
@@ -178,6 +191,7 @@ const TYPE_RELEASE_SEGMENT: u8 = 12;
 const TYPE_ABORT: u8 = 13;
 const TYPE_ATTRIBUTES: u8 = 14;
 const TYPE_DELTA_PIECES: u8 = 15;
+const TYPE_JOURNALED: u8 = 16;
 
 /// The next record belongs to the same atomic unit.
 const FLAG_MORE: u8 = 1;
@@ -187,6 +201,9 @@ pub const RECORD_HEADER_BYTES: usize = 8;
 
 /// Bytes of a [`Record::Attributes`], its header included.
 pub const ATTRIBUTES_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 12 + ATTRIBUTE_BYTES;
+
+/// Bytes of a [`Record::Journaled`] beside its data, its header included.
+pub const JOURNALED_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 20;
 
 /// Bytes of a [`Record::Map`] body before its runs.
 pub const MAP_FIXED_BYTES: usize = 14;
@@ -230,6 +247,7 @@ impl Record {
             Record::ReleaseSegment { .. } => TYPE_RELEASE_SEGMENT,
             Record::Abort { .. } => TYPE_ABORT,
             Record::Attributes { .. } => TYPE_ATTRIBUTES,
+            Record::Journaled { .. } => TYPE_JOURNALED,
         }
     }
 
@@ -250,6 +268,7 @@ impl Record {
             Record::ReleaseSegment { .. } => "release segment",
             Record::Abort { .. } => "abort",
             Record::Attributes { .. } => "attributes",
+            Record::Journaled { .. } => "journaled data",
         }
     }
 
@@ -331,6 +350,14 @@ impl Record {
             } => {
                 writer.u32(slot.0).u64(lsn.0).bytes(&attributes[..]);
             }
+            Record::Journaled {
+                slot,
+                lsn,
+                start,
+                data,
+            } => {
+                writer.u32(slot.0).u64(lsn.0).u64(start.0).bytes(data);
+            }
         }
     }
 
@@ -409,6 +436,7 @@ impl Record {
                 lsn: Lsn(body.u64()?),
                 attributes: Box::new(attributes(body.take(ATTRIBUTE_BYTES)?)?),
             },
+            TYPE_JOURNALED => decode_journaled(body)?,
             other => {
                 return Err(FormatError::new(format!(
                     "journal record: unknown type {other}"
@@ -529,6 +557,25 @@ fn decode_delta(body: &mut Reader<'_>, has_holes: bool) -> Result<Record, Format
         block,
         checksum,
     })
+}
+
+fn decode_journaled(body: &mut Reader<'_>) -> Result<Record, FormatError> {
+    let slot = slot(body)?;
+    let lsn = Lsn(body.u64()?);
+    let start = body.u64()?;
+    let data = body.take(body.remaining())?;
+    check_range(start, blocks_of_bytes(data.len()), 0)?;
+    Ok(Record::Journaled {
+        slot,
+        lsn,
+        start: VBlock(start),
+        data: data.into(),
+    })
+}
+
+/// Blocks that so many bytes take.
+pub fn blocks_of_bytes(len: usize) -> u64 {
+    (len as u64).div_ceil(BLOCK_SIZE)
 }
 
 fn decode_unmap(body: &mut Reader<'_>) -> Result<Record, FormatError> {
@@ -716,6 +763,12 @@ mod tests {
                 slot: Slot(5),
                 lsn: Lsn(11),
                 attributes: Box::new(std::array::from_fn(|at| at as u8)),
+            },
+            Record::Journaled {
+                slot: Slot(5),
+                lsn: Lsn(12),
+                start: VBlock((1 << 52) - 2),
+                data: (0..5000).map(|at| at as u8).collect(),
             },
         ]
     }

@@ -55,7 +55,14 @@ impl State {
     /// Applies a record. Every node it needs must be in memory ([`State::missing`]).
     pub fn apply(&mut self, record: &Record, geometry: &Geometry, effects: &mut Effects) {
         match record {
-            Record::Map { slot, lsn, runs } => self.apply_map(*slot, *lsn, runs, effects),
+            Record::Map { slot, lsn, runs } => {
+                for run in runs {
+                    let end = VBlock(run.start.0 + run.blocks.len() as u64);
+                    self.forget_journaled(*slot, run.start..end);
+                }
+                self.note_change(*slot, *lsn);
+                self.place_run(*slot, *lsn, runs, effects);
+            }
             Record::Delta {
                 slot,
                 lsn,
@@ -64,13 +71,18 @@ impl State {
                 block,
                 checksum,
             } => {
-                self.edit(*slot, *lsn, effects, |map, edit| {
+                self.note_change(*slot, *lsn);
+                self.edit(*slot, effects, |map, edit| {
                     map.write_delta(edit, *vblock, *block, *checksum, *changed, *lsn);
                 });
                 self.pool.commit(*block);
             }
             Record::Unmap { slot, lsn, ranges } => {
-                self.edit(*slot, *lsn, effects, |map, edit| {
+                for &(start, count) in ranges {
+                    self.forget_journaled(*slot, start..VBlock(start.0 + count));
+                }
+                self.note_change(*slot, *lsn);
+                self.edit(*slot, effects, |map, edit| {
                     let lsn = match planted(Bug::NoTombstone) {
                         true => Lsn::ZERO,
                         false => *lsn,
@@ -133,24 +145,41 @@ impl State {
                 lsn,
                 attributes,
             } => {
-                let incarnation = self.incarnation;
-                let record = &mut self.existing(*slot).record;
-                record.attributes = **attributes;
-                note_lsn(record, *lsn, incarnation);
+                self.existing(*slot).record.attributes = **attributes;
+                self.note_change(*slot, *lsn);
                 self.touch(*slot);
             }
+            Record::Journaled {
+                slot,
+                lsn,
+                start,
+                data,
+            } => self.apply_journaled(*slot, *lsn, *start, data),
             // Aborted units were left out before.
             Record::Abort { .. } => {}
         }
     }
 
-    fn existing(&mut self, slot: Slot) -> &mut SlotState {
+    pub(super) fn existing(&mut self, slot: Slot) -> &mut SlotState {
         self.slot_mut(slot)
             .expect("records are checked against the state before they are applied")
     }
 
-    fn apply_map(&mut self, slot: Slot, lsn: Lsn, runs: &[MapRun], effects: &mut Effects) {
-        self.edit(slot, lsn, effects, |map, edit| {
+    /// A dvol has changed at this LSN.
+    pub(super) fn note_change(&mut self, slot: Slot, lsn: Lsn) {
+        let incarnation = self.incarnation;
+        note_lsn(&mut self.existing(slot).record, lsn, incarnation);
+    }
+
+    /// Maps blocks, which are in use from then on.
+    pub(super) fn place_run(
+        &mut self,
+        slot: Slot,
+        lsn: Lsn,
+        runs: &[MapRun],
+        effects: &mut Effects,
+    ) {
+        self.edit(slot, effects, |map, edit| {
             for run in runs {
                 let deltas = match planted(Bug::DeltaKept) {
                     true => deltas_over(map, run),
@@ -183,11 +212,9 @@ impl State {
     fn edit(
         &mut self,
         slot: Slot,
-        lsn: Lsn,
         effects: &mut Effects,
         change: impl FnOnce(&mut Map, &mut Edit),
     ) {
-        let incarnation = self.incarnation;
         let displaced = std::mem::take(&mut self.scratch_displaced);
         let retired = std::mem::take(&mut self.scratch_retired);
         let state = self.existing(slot);
@@ -196,7 +223,6 @@ impl State {
         edit.retired = retired;
         change(&mut state.map, &mut edit);
         state.record.mapped_blocks = state.map.mapped_count();
-        note_lsn(&mut state.record, lsn, incarnation);
         let mut inherited_gone = 0;
         for entry in &edit.displaced {
             if entry.birth > self.needed_up_to(slot, entry.key) {
@@ -351,6 +377,8 @@ impl State {
         self.replace_child(old_parent, slot, Some(discard_slot));
         self.next_layer = self.next_layer.max(head.0 + 1);
         self.fill(discard_slot, discarded);
+        // Nobody reads what is discarded, and a layer has none.
+        self.journaled.forget(slot);
         for touched in [slot, to, discard_slot] {
             self.touch(touched);
         }
@@ -378,6 +406,7 @@ impl State {
     fn apply_hide(&mut self, slot: Slot) {
         let old = self.existing(slot).record.clone();
         self.remove_name(&old);
+        self.journaled.forget(slot);
         let record = &mut self.existing(slot).record;
         record.kind = RecordKind::Layer;
         record.flags |= FLAG_HIDDEN;

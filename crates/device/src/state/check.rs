@@ -64,18 +64,16 @@ impl State {
             | Record::Delta { slot, lsn, .. }
             | Record::Unmap { slot, lsn, .. } => {
                 self.check_lsn(*lsn)?;
-                let dvol = self.dvol(*slot)?;
-                match dvol.map.root_level_and_birth() {
-                    Some((level, _)) if level > ROOT_LEVEL_MAX => Err(format!(
-                        "expected a map of at most {ROOT_LEVEL_MAX} levels in slot {}, found {level}",
-                        slot.0
-                    )),
-                    _ => self.check_new_blocks(record, geometry),
-                }
+                self.check_height(self.dvol(*slot)?, *slot)?;
+                self.check_new_blocks(record, geometry)
             }
             Record::Attributes { slot, lsn, .. } => {
                 self.check_lsn(*lsn)?;
                 self.dvol(*slot).map(drop)
+            }
+            Record::Journaled { slot, lsn, .. } => {
+                self.check_lsn(*lsn)?;
+                self.check_height(self.dvol(*slot)?, *slot)
             }
             Record::CreateDvol { slot, record } => self.check_create(*slot, record),
             Record::Update { slot, record } => self.check_update(*slot, record),
@@ -89,6 +87,9 @@ impl State {
                 let dvol = self.dvol(*slot)?;
                 self.free(*layer_slot)?;
                 self.check_head(*head)?;
+                if self.has_journaled_data(*slot) {
+                    return Err(self.found(*slot, "a dvol without data in the journal alone"));
+                }
                 match self.layer_named(dvol.record.id, name) {
                     Some(other) if !name.is_empty() => Err(name_is_used(name, other)),
                     _ => Ok(()),
@@ -108,6 +109,17 @@ impl State {
             Record::ReleaseSegment { segment } => self.check_release(*segment),
             // Whether there was such a unit is known before anything is applied.
             Record::Abort { .. } => Ok(()),
+        }
+    }
+
+    /// A map that is to be changed may not be higher.
+    fn check_height(&self, dvol: &SlotState, slot: Slot) -> Result<(), String> {
+        match dvol.map.root_level_and_birth() {
+            Some((level, _)) if level > ROOT_LEVEL_MAX => Err(format!(
+                "expected a map of at most {ROOT_LEVEL_MAX} levels in slot {}, found {level}",
+                slot.0
+            )),
+            _ => Ok(()),
         }
     }
 

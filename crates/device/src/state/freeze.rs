@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_types::{BlockChecksum, BlockNo, SegmentNo, Slot};
 
-use super::State;
+use super::{JournaledBlock, State};
 use crate::format::catalogue::CatalogueRecord;
 use crate::format::segment::{NO_BITMAP, SegmentRecord};
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind};
@@ -53,6 +53,8 @@ pub struct Frozen {
     pub segment_pages: BTreeMap<u32, Vec<Option<SegmentRecord>>>,
     /// Blocks for nodes, pages and index blocks.
     pub blocks: Vec<BlockNo>,
+    /// Data that was in the journal alone, and where it goes.
+    pub data: Vec<(BlockNo, JournaledBlock)>,
     /// Blocks that can be handed out again once the new root is durable.
     pub given_up: Vec<BlockNo>,
     /// Segments that are nobody's once the new root is durable.
@@ -95,9 +97,10 @@ impl State {
         needed
     }
 
-    /// Takes the picture. `None` if there are not enough blocks to write it down; nothing has
-    /// changed then.
+    /// Takes the picture. `None` if there are not enough blocks to write it down: no record is lost or applied twice then, and what was
+    /// done for it is kept for the next try. Every node that it needs must be in memory ([`State::missing_for_freeze`]).
     pub fn freeze(&mut self) -> Option<Frozen> {
+        self.place_journaled()?;
         // A layer that is being reaped still holds nodes which the reaper has passed. If they were
         // written now, nobody would ever free them.
         for retired in self.retired.iter().filter(|r| r.location().is_none()) {
@@ -171,7 +174,7 @@ impl State {
         in_use.max(self.segment_table.pages.len())
     }
 
-    fn take_blocks(&mut self, count: usize) -> Option<Vec<BlockNo>> {
+    pub(super) fn take_blocks(&mut self, count: usize) -> Option<Vec<BlockNo>> {
         let mut runs = Vec::new();
         let got = self.pool.allocate(count as u64, &mut runs);
         let blocks: Vec<BlockNo> = runs.into_iter().flat_map(BlockRun::blocks).collect();
@@ -249,7 +252,7 @@ impl State {
         pages: &BTreeSet<u32>,
         segment_pages: &BTreeSet<u32>,
         blocks: Vec<BlockNo>,
-        given_up: Vec<BlockNo>,
+        mut given_up: Vec<BlockNo>,
     ) -> Frozen {
         let mut segments = BTreeMap::new();
         let dirty: Vec<SegmentNo> = self
@@ -303,7 +306,10 @@ impl State {
         self.dirty_slots.clear();
         self.dirty_pages.clear();
         self.dirty_nodes = 0;
+        let (data, mut displaced) = self.journaled.take_placed();
+        given_up.append(&mut displaced);
         Frozen {
+            data,
             maps,
             pages,
             segments,
@@ -332,6 +338,11 @@ impl State {
                 state.record.bitmap_checksum = checksum;
             }
         }
+    }
+
+    /// The root of the picture is durable: nothing that was in the journal before it is asked for again.
+    pub fn handle_root_durable(&mut self) {
+        self.journaled.handle_placed();
     }
 
     /// Where the tables lie, while a root is being loaded.

@@ -10,6 +10,7 @@ mod apply;
 mod check;
 mod forget;
 mod freeze;
+mod journaled;
 mod promise;
 
 use std::cell::Cell;
@@ -27,6 +28,7 @@ use crate::v2p::{Entry, EntryKind, EvictState, Key, Map, MapStats, Retired};
 
 pub use forget::COUNT_AFTER;
 pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
+pub use journaled::JournaledBlock;
 pub use promise::Promise;
 
 /// LSNs left out at the first change of a dvol after each start, so that one which a crash made
@@ -128,6 +130,8 @@ pub struct State {
     retired: Vec<Retired>,
     /// Segments given back since the last freeze.
     released_segments: BTreeSet<SegmentNo>,
+    /// Data that no map knows of yet.
+    journaled: journaled::Journaled,
     catalogue: TableLocations,
     segment_table: TableLocations,
 }
@@ -156,6 +160,7 @@ impl State {
             dirty_nodes: 0,
             retired: Vec::new(),
             released_segments: BTreeSet::new(),
+            journaled: journaled::Journaled::default(),
             catalogue: TableLocations::default(),
             segment_table: TableLocations::default(),
         }
@@ -327,6 +332,7 @@ impl State {
         self.dirty_slots.is_empty()
             && self.retired.is_empty()
             && self.released_segments.is_empty()
+            && self.journaled.is_empty()
             && !self.pool.segments().any(|(_, s)| s.dirty)
     }
 

@@ -450,9 +450,10 @@ impl Builder {
         let given_up = frozen.given_up.clone();
         let (catalogue, segments) = self.write_frozen(number, frozen);
         self.write_root(number, catalogue, segments, clean);
-        let pool = &mut self.journals[usize::from(number)].state.pool;
+        let state = &mut self.journals[usize::from(number)].state;
+        state.handle_root_durable();
         for block in given_up {
-            pool.reopen(block);
+            state.pool.reopen(block);
         }
     }
 
@@ -463,8 +464,12 @@ impl Builder {
             mut segments,
             mut segment_pages,
             mut blocks,
+            data,
             ..
         } = frozen;
+        for (block, data) in data {
+            self.image.put(block, &data.bytes());
+        }
         let (mut catalogue, mut segment_table) = (frozen.catalogue, frozen.segment_table);
         let mut bytes = vec![0; BLOCK];
         for map in &maps {

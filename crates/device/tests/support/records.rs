@@ -143,7 +143,7 @@ fn catalogue_record(builder: &Builder, choose: Choose<'_>) -> CatalogueRecord {
 /// Some record.
 pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
     let at = slot(choose);
-    match choose(17) {
+    match choose(18) {
         0..=3 => {
             let mut start = 0;
             let runs = (0..=choose(3)).map(|_| {
@@ -241,6 +241,12 @@ pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
             slot: at,
             lsn: lsn(builder, at, choose),
             attributes: Box::new([choose(256) as u8; _]),
+        },
+        16 => Record::Journaled {
+            slot: at,
+            lsn: lsn(builder, at, choose),
+            start: VBlock(pick(choose, &[3, 40, 300, (1 << 52) - 1])),
+            data: vec![7; 1 + choose(9000) as usize].into(),
         },
         13 | 14 => {
             let reapable = builder.state(0).reapable();

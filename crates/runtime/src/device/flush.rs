@@ -13,7 +13,7 @@ use crate::helper::Blocking;
 use crate::io_stats::IoKind;
 use crate::op::Request;
 
-/// How often other tasks are let go first before a flush is made on the core.
+/// How often other tasks are let go first before the core stands still.
 const YIELDS_BEFORE_FLUSH: u32 = 4;
 
 /// How a flush reaches the device. All of them are fdatasync in the end.
@@ -101,18 +101,29 @@ impl UringDevice {
         if method != FlushMethod::Adaptive {
             return method;
         }
+        match self.stands_still().await {
+            true => FlushMethod::Blocking,
+            false => FlushMethod::HelperThread,
+        }
+    }
+
+    /// Whether the core makes a call now that it stands still for: nobody would miss it, and it will soon be back.
+    pub(super) async fn stands_still(&self) -> bool {
+        if self.file.options.flush != FlushMethod::Adaptive {
+            return false;
+        }
         for _ in 0..YIELDS_BEFORE_FLUSH {
             if !self.file.pace.is_quick() || !self.core.is_quiet() {
-                break;
+                return false;
             }
             if !self.core.has_ready_tasks() {
                 // What tasks have begun, an answer to a client say, is not to wait.
                 self.core.submit();
-                return FlushMethod::Blocking;
+                return true;
             }
             yield_once().await;
         }
-        FlushMethod::HelperThread
+        false
     }
 }
 

@@ -58,7 +58,7 @@ impl UringDevice {
     fn gathered_now(&self, mut offset_bytes: u64, bufs: &[IoBuf]) -> io::Result<()> {
         if self.trace.is_on() {
             return one_by_one(bufs, offset_bytes, |buf, at| {
-                let (direction, buf) = (Direction::Write { durable: false }, buf.clone());
+                let (direction, buf) = (Direction::WRITE, buf.clone());
                 self.transfer_now(direction, at, buf).1
             });
         }
@@ -109,7 +109,7 @@ impl UringDevice {
         self.core.counters().bounces.add(1);
         let mut whole = self.core.buffers.take(len_bytes as usize);
         copy_gathered(&bufs, whole.bytes_mut());
-        let direction = Direction::Write { durable: false };
+        let direction = Direction::WRITE;
         let (_, result) = self.transfer_aligned(direction, offset_bytes, whole).await;
         (bufs, result)
     }

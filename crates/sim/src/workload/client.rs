@@ -40,6 +40,8 @@ pub(crate) struct Client {
     pub(crate) model: Shared,
     pub(crate) plan: Rc<Plan>,
     pub(crate) rng: Rng,
+    /// What it writes in batches is to be in the journal alone, where that can be.
+    pub(crate) journals: bool,
     /// Nothing more can be done in this life.
     pub(crate) is_over: bool,
     /// Give the next operation up after this time.

@@ -280,6 +280,11 @@ impl Client {
             };
             parts.push(part(key, blocks.map(|v| (v, effect(v))).collect()));
             changes.push(match meta {
+                Some(0) if self.journals && extent.is_whole() => EngineChange::WriteJournaled {
+                    handle,
+                    offset_bytes,
+                    data: self.data(extent, tag)[..].into(),
+                },
                 Some(meta) => EngineChange::Write {
                     handle,
                     offset_bytes,

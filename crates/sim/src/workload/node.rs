@@ -538,6 +538,7 @@ fn begin_work(
                 model: context.model.clone(),
                 plan: context.plan.clone(),
                 rng: Rng::new(rng.next_u64()),
+                journals: false,
                 is_over: false,
                 patience_ns: None,
             })

@@ -61,11 +61,14 @@ pub enum Scene {
     Sectors,
     /// The first segment is laid out while it is in use, as on a file.
     Zeros,
+    /// Data that the journal alone has, written over, deallocated, read and kept by snapshots, with checkpoints between, and the power
+    /// fails after a few groups.
+    Journaled,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 12] = [
+    pub const ALL: [Scene; 13] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -78,6 +81,7 @@ impl Scene {
         Scene::Attributes,
         Scene::Sectors,
         Scene::Zeros,
+        Scene::Journaled,
     ];
 
     /// Its name on the command line.
@@ -118,8 +122,15 @@ impl Scene {
             Scene::Copies => (30, 2, 6),
             Scene::Attributes => (20, 3, 8),
             Scene::Sectors => (16, 2, 24),
+            Scene::Journaled => {
+                options.map_cache_bytes = [0, 1 << 30][rng.index(2)];
+                options.reuse_soon = true;
+                (12, 3, 24)
+            }
             Scene::Zeros => {
                 options.prewrite_segments = true;
+                // Rests are far longer than what the scene's clients do between them, and they would hardly meet the zeros.
+                options.zeros_rest_times = 0;
                 // Otherwise what is handed out next comes to meet the zeros.
                 options.reuse_soon = rng.coin();
                 (4, 4, 300)
@@ -173,6 +184,11 @@ impl Scene {
             | Scene::Copies
             | Scene::Attributes
             | Scene::Sectors => (quick, 1_000..=200_000, 100_000..=5_000_000),
+            // Either much happens during a flush, or while a block is being written.
+            Scene::Journaled => match rng.coin() {
+                true => (quick, 1_000..=200_000, 100_000..=5_000_000),
+                false => (quick, 1_000..=5_000_000, 1_000..=20_000),
+            },
             // Zeros and data meet while some clients are at work.
             Scene::Zeros => (quick, 1_000..=50_000, 1_000..=500_000),
             Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
@@ -209,7 +225,7 @@ impl Scene {
             Scene::Zeros => 1500,
             Scene::Ring => 1200,
             Scene::Slots => 40,
-            Scene::Sectors => 60,
+            Scene::Sectors | Scene::Journaled => 60,
             Scene::Fences => 80,
             Scene::Floor => 300,
         };
@@ -250,6 +266,9 @@ impl Scene {
         let Some(first) = clients.first_mut() else {
             return;
         };
+        if self == Scene::Journaled {
+            first.a_reserved_dvol().await;
+        }
         let Some(dvol) = first.a_dvol().await else {
             return;
         };
@@ -295,6 +314,7 @@ impl Scene {
                 Scene::Copies => client.overlap().await,
                 Scene::Attributes => client.describe(dvol).await,
                 Scene::Sectors => client.sectors(dvol).await,
+                Scene::Journaled => client.journal(dvol).await,
             }
         }
     }
@@ -329,6 +349,9 @@ const COPIED_BLOCKS: u64 = 4;
 /// Blocks whose parts [`Scene::Sectors`] writes.
 const SECTOR_BLOCKS: u64 = 3;
 
+/// Blocks that [`Scene::Journaled`] writes to, of a dvol that has twice as many.
+const JOURNALED_BLOCKS: u64 = 24;
+
 /// Bytes of a sector.
 const SECTOR_BYTES: u64 = 512;
 
@@ -357,6 +380,78 @@ impl Client {
         if self.model.borrow().dvols(self.journal).len() < 2 {
             let (name, is_taken) = self.name(None);
             self.create_named(name, 1 << 30, 0, is_taken).await;
+        }
+    }
+
+    /// A dvol that is all reserved, if there is none.
+    async fn a_reserved_dvol(&mut self) {
+        if self.model.borrow().dvols(self.journal).is_empty() {
+            let size_bytes = 2 * JOURNALED_BLOCKS * BLOCK_SIZE;
+            let (name, is_taken) = self.name(None);
+            self.create_named(name, size_bytes, size_bytes, is_taken)
+                .await;
+        }
+    }
+
+    /// Writes to the journal alone, mostly; or whatever else may come to such blocks.
+    async fn journal(&mut self, dvol: ObjectKey) {
+        let some = |client: &mut Client| {
+            let first = client.rng.below(JOURNALED_BLOCKS);
+            blocks(first, 1 + client.rng.below(4))
+        };
+        let extent = some(self);
+        let stability = self.stability();
+        match self.rng.below(32) {
+            0..14 => {
+                self.journals = true;
+                let mut places = vec![(dvol, extent, Some(0))];
+                // With others in its unit, of which some have blocks.
+                for _ in 0..self.rng.below(3) {
+                    let meta = [None, Some(0), Some(1)][self.rng.index(3)];
+                    places.push((dvol, some(self), meta));
+                }
+                self.batch_on(&places, Vec::new(), stability).await;
+                self.journals = false;
+            }
+            14..17 => self.write_extent(dvol, extent, 0, stability).await,
+            17..20 => self.deallocate_extent(dvol, extent, stability).await,
+            20 => {
+                let part = Extent {
+                    offset: extent.offset + self.rng.below(BLOCK_SIZE),
+                    len: 1 + self.rng.below(BLOCK_SIZE),
+                };
+                self.write_extent(dvol, part, 0, stability).await;
+            }
+            21..23 => self.read_extent(dvol, extent).await,
+            23 => self.read_ex_of(dvol, extent).await,
+            // Not what has changed: what is deallocated before it has a block was never written.
+            24 => {
+                self.allocation_of(dvol, blocks(0, JOURNALED_BLOCKS), 100)
+                    .await
+            }
+            25 | 26 => self.snapshot_soon(dvol).await,
+            27 => self.roll_back().await,
+            28 => self.clone_or_delete(dvol).await,
+            29 => self.checkpoint().await,
+            30 => self.read_a_layer(dvol).await,
+            _ => self.flush().await,
+        }
+    }
+
+    /// Keeps a few clones.
+    async fn clone_or_delete(&mut self, dvol: ObjectKey) {
+        let dvols = self.model.borrow().dvols(self.journal);
+        match dvols.into_iter().rfind(|&other| other != dvol) {
+            Some(other) if self.rng.coin() => self.delete_with(other, true).await,
+            _ => self.clone_any().await,
+        }
+    }
+
+    async fn read_a_layer(&mut self, dvol: ObjectKey) {
+        let layers = self.model.borrow().layers_of(dvol);
+        if !layers.is_empty() {
+            let layer = layers[self.rng.index(layers.len())];
+            self.read_all(layer).await;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use flagstone_types::VBlock;
 
-use crate::format::record::Record;
+use crate::format::record::{Record, blocks_of_bytes};
 
 /// Runs of a record that are named; more are counted.
 const RUNS_NAMED_MAX: usize = 4;
@@ -102,6 +102,17 @@ fn change_words(record: &Record) -> String {
                 slot.0
             )
         }
+        Record::Journaled {
+            slot,
+            lsn,
+            start,
+            data,
+        } => format!(
+            "data of slot {}, LSN {lsn}: {} bytes at {}, in the journal",
+            slot.0,
+            data.len(),
+            range(*start, blocks_of_bytes(data.len()))
+        ),
         Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. } => String::new(),
     }
 }
