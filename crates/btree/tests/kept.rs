@@ -160,7 +160,7 @@ fn what_becomes_of_a_page_that_was_read_is_noticed() {
 
 /// Others write `lost`, which is seen and then lost.
 async fn lose(platform: SimPlatform, disk: SimDisk, lost: &'static [u8]) {
-    let (_, tree) = begin(&platform, &disk).await;
+    let (_, tree) = begin_with(&platform, &disk, 0).await;
     let put = async |key: &[u8], value: &[u8]| {
         let mut tx = tree.begin();
         tx.put(b"key", value).expect("fits");

@@ -11,7 +11,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, SimDisk, SimPlatform, World};
 
 use conformance::Client;
-use support::{MIB, TestFs, begin_with};
+use support::{MIB, TestFs, begin_losing};
 
 const PAGE: u64 = 4096;
 
@@ -90,7 +90,7 @@ fn unstable_writes_while_commits_are_lost(seed: u64) -> u64 {
     let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk.clone());
     let losses = world.block_on(0, async move {
-        let (_engine, _all, fs) = begin_with(&platform, &on, 0).await;
+        let (_engine, _all, fs) = begin_losing(&platform, &on, 0).await;
         let root = Client::root(&fs);
         let file = root.file(root.top(), "file").await.expect("makes");
         let mut verifier = root

@@ -290,7 +290,7 @@ fn rolled_back_while_commits_are_lost(seed: u64) -> Option<u64> {
     let (world, disk) = (World::new(seed), SimDisk::new(config()));
     let platform = world.platform(0);
     let losses = world.block_on(0, async move {
-        let (_engine, all, fs) = begin(&platform, &disk).await;
+        let (_engine, all, fs) = begin_losing(&platform, &disk, PROMOTE_BYTES).await;
         let root = Client::root(&fs);
         let top = root.top();
         let mut files = Vec::new();

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{Batch, Change, DvolError, Stability as DeviceStability};
 use flagstone_platform::Platform;
+use flagstone_types::BLOCK_SIZE;
 use tracing::warn;
 
 use crate::commit::StoreError;
@@ -72,10 +73,20 @@ impl<P: Platform> Inner<P> {
             // Everybody's work is in it, and the attempt that failed has left nothing behind.
             done = self.try_once(&way).await;
         }
+        if let Err(error) = done
+            && !matches!(error, DvolError::Fenced | DvolError::Stopping)
+        {
+            // What takes it back may be written and not durable: a crash would bring it back after somebody was told that it is lost.
+            done = self.engine.flush().await.and(Err(error));
+        }
         let usage = |handle| self.engine.usage_of(handle).ok();
         match done {
             Ok(()) => {
-                self.count(|counters| counters.groups += 1);
+                let journaled = u64::from(matches!(way, Way::Journaled(..)));
+                self.count(|counters| {
+                    counters.groups += 1;
+                    counters.groups_journaled += journaled;
+                });
                 self.machine.borrow_mut().handle_durable(usage);
                 self.note_logged();
             }
@@ -93,11 +104,22 @@ impl<P: Platform> Inner<P> {
     async fn try_once(&self, way: &Way) -> Result<(), DvolError> {
         let log = self.log;
         let aligned = |frame: &[u8]| {
-            let mut data = self.platform.buffers().take(frame.len());
-            data.bytes_mut().copy_from_slice(frame);
+            let padded_len = frame.len().next_multiple_of(BLOCK_SIZE as usize);
+            let mut data = self.platform.buffers().take(padded_len);
+            let (bytes, padding) = data.bytes_mut().split_at_mut(frame.len());
+            bytes.copy_from_slice(frame);
+            padding.fill(0);
             data
         };
         match (way, log) {
+            (Way::Journaled(at, frame), Some(log)) => {
+                let change = Change::WriteJournaled {
+                    handle: log,
+                    offset_bytes: *at,
+                    data: frame[..].into(),
+                };
+                self.commit_all(vec![change]).await
+            }
             (Way::Frame(at, frame, beside), Some(log)) if beside.is_empty() => {
                 let (data, stable) = (aligned(frame), DeviceStability::Stable);
                 self.engine.write(log, *at, data, stable).await.map(drop)
@@ -112,15 +134,21 @@ impl<P: Platform> Inner<P> {
                 });
                 self.commit_all(changes).await
             }
-            (Way::Direct(changes, mark), _) => self.put_in_place(changes, *mark).await,
-            (Way::Frame(..), None) => Err(DvolError::Invalid),
+            (Way::Direct(changes, mark), _) => self.put_in_place(changes, mark.as_ref()).await,
+            (Way::Frame(..) | Way::Journaled(..), None) => Err(DvolError::Invalid),
         }
     }
 
-    async fn put_in_place(&self, changes: &[Change], mark: Option<Mark>) -> Result<(), DvolError> {
+    async fn put_in_place(&self, changes: &[Change], mark: Option<&Mark>) -> Result<(), DvolError> {
         let mut changes = changes.to_vec();
         if let (Some(log), Some(mark)) = (self.log, mark) {
             changes.push(header_change(log, mark.header));
+            // Else the next checkpoint would give blocks to what was only in the journal.
+            changes.extend(mark.journaled.iter().map(|part| Change::Deallocate {
+                handle: log,
+                offset_bytes: part.start,
+                len_bytes: part.end - part.start,
+            }));
         }
         self.commit_all(changes).await
     }
@@ -167,7 +195,7 @@ impl<P: Platform> Inner<P> {
     async fn write_back(self: Rc<Self>, changes: Vec<Change>, mark: Option<Mark>) {
         let mut pause_ns = *RETRY_NS.start();
         for tries in 1.. {
-            let done = self.put_in_place(&changes, mark).await;
+            let done = self.put_in_place(&changes, mark.as_ref()).await;
             let error = match done {
                 Ok(()) => break,
                 Err(error) => error,

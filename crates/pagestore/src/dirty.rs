@@ -58,6 +58,11 @@ impl Dirty {
         }
     }
 
+    /// Bytes of a page that changed.
+    pub(crate) fn bytes_of(&self, key: &Key) -> usize {
+        self.pages.get(key).map_or(0, Version::len_bytes)
+    }
+
     /// A page isn't among what changed.
     pub(crate) fn take(&mut self, key: &Key) -> Option<Version> {
         let version = self.pages.remove(key)?;

@@ -26,6 +26,11 @@ use crate::latest::{Key, Version};
 use crate::log::{FrameWriter, Mark, Ring};
 use crate::machine::{EPOCHS_MAX, GROUP_CHANGES_MAX, Machine};
 use flagstone_device::engine::{Change, Handle};
+use flagstone_types::BLOCK_SIZE;
+
+/// Contents that come where nothing was are written twice if they are no more than this: with the frame, so that the group is one transfer, and
+/// later to their place. That is one small file; of many at a time each is written once.
+const FRAMED_FRESH_MAX: usize = 24 << 10;
 
 /// Contents of a group that are worth writing twice, in bytes.
 const LOGGED_CONTENTS_MAX: u64 = 256 << 10;
@@ -57,8 +62,10 @@ pub(crate) struct Closed {
 
 /// How it becomes durable.
 pub(crate) enum Way {
-    /// These bytes at this place of the log, and these changes.
+    /// These bytes at this place of the log, with zeros up to the end of their last block, and these changes.
     Frame(u64, Vec<u8>, Vec<Change>),
+    /// The same bytes there, but in the journal of the device alone: nothing else is changed, and one transfer makes it durable.
+    Journaled(u64, Vec<u8>),
     /// By these changes. The log's header is among them if it has to be written: that is for the log's owner to add.
     Direct(Vec<Change>, Option<Mark>),
 }
@@ -101,9 +108,21 @@ impl Machine {
                 };
                 // It is kept for a while, and what came from a client would be as long.
                 self.latest.detach(dirty.pages_mut());
-                let mut beside = Vec::new();
-                write_pages(&placed, &self.extents, &mut beside);
-                Way::Frame(at, frame.finish(sequence), beside)
+                let frame = frame.finish(sequence);
+                match placed.is_empty() && self.is_alone() && frame.len() <= self.journaled_max {
+                    true => {
+                        if let Some(ring) = &mut self.ring {
+                            let len = frame.len().next_multiple_of(BLOCK_SIZE as usize);
+                            ring.handle_journaled(at, len as u64);
+                        }
+                        Way::Journaled(at, frame)
+                    }
+                    false => {
+                        let mut beside = Vec::new();
+                        write_pages(&placed, &self.extents, &mut beside);
+                        Way::Frame(at, frame, beside)
+                    }
+                }
             }
             None if self.writing.is_some() => {
                 self.needs_room = true;
@@ -135,7 +154,12 @@ impl Machine {
         self.open_tables.clear();
         self.open_bases.clear();
         self.open_fresh.clear();
-        (self.open_changes, self.open_bytes) = (0, 0);
+        (self.open_commits, self.open_changes, self.open_bytes) = (0, 0, 0);
+    }
+
+    /// Whether one client waits for the open group and nobody else: it is to be quick, rather than cost little.
+    fn is_alone(&self) -> bool {
+        self.open_commits == 1 && self.journaled_max > 0
     }
 
     /// Takes what can be put in its place beside a frame out of what a group changes.
@@ -147,6 +171,12 @@ impl Machine {
             let block = self.extents[key.0].geometry.block_of(key.1);
             !self.latest.is_freed(key.0, block)
         };
+        if self.is_alone() {
+            let fresh_bytes = self.open_fresh.iter().map(|key| dirty.bytes_of(key));
+            if fresh_bytes.sum::<usize>() <= FRAMED_FRESH_MAX {
+                return BTreeMap::new();
+            }
+        }
         let fresh = self.open_fresh.iter().filter(can_be_placed);
         let taken = fresh.filter_map(|key| dirty.take(key).map(|version| (*key, version)));
         taken.collect()
@@ -242,7 +272,7 @@ impl Machine {
     /// Begins with it: changes, and up to where the log's header has to say that they are in their place.
     pub(crate) fn begin_write_back(&mut self) -> (Vec<Change>, Option<Mark>) {
         let mark = self.ring.as_ref().map(Ring::mark);
-        self.begin_writing(mark);
+        self.begin_writing(mark.clone());
         let writing = self.writing.as_ref();
         let changes = writing.map(|writing| writing.dirty.changes(&self.extents));
         (changes.unwrap_or_default(), mark)

@@ -77,6 +77,10 @@ pub(crate) struct Machine {
     pub(crate) open_tables: BTreeMap<(usize, u64), IoBuf>,
     /// Pages that it changes, as they were before it, where that is in memory.
     pub(crate) open_bases: BTreeMap<Key, IoBuf>,
+    /// Frames of up to so many bytes may be in the device's journal alone.
+    pub(crate) journaled_max: usize,
+    /// Commits in the open group that change something.
+    pub(crate) open_commits: usize,
     pub(crate) open_changes: usize,
     pub(crate) open_bytes: usize,
     /// Contents that it puts where nothing was since their blocks were allocated.
@@ -130,6 +134,8 @@ impl Machine {
             recent: RecentPages::new(recent_bytes),
             open_tables: BTreeMap::new(),
             open_bases: BTreeMap::new(),
+            journaled_max: 0,
+            open_commits: 0,
             open_changes: 0,
             open_bytes: 0,
             open_fresh: BTreeSet::new(),
@@ -468,6 +474,7 @@ impl Machine {
     fn apply(&mut self, commit: &Commit, new: NewPages) -> Committed {
         self.last_slot += 1;
         let (slot, group) = (PageSlot(self.last_slot), self.open);
+        let changed_before = self.open_changes;
         for (index, blocks) in new.blocks {
             self.extents[index].note_new(blocks);
         }
@@ -499,6 +506,7 @@ impl Machine {
         for range in &commit.ranges {
             self.write(range.first, (range.data.clone(), true), slot, group);
         }
+        self.open_commits += usize::from(self.open_changes > changed_before);
         // What only depends on others is durable when they are.
         let group = match self.has_open() {
             true => group,

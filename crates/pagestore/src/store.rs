@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use flagstone_device::engine::{CreateDvol, DvolError, Engine, Handle, Piece, Pieces};
+use flagstone_device::engine::{
+    CreateDvol, DvolError, Engine, Handle, JOURNALED_MAX_BYTES, Piece, Pieces,
+};
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::BLOCK_SIZE;
@@ -31,6 +33,9 @@ const INJECTED_ONE_IN: u64 = 500;
 /// The log: seconds of the busiest work, and read at a start within some tenths of one.
 const LOG_BYTES: u64 = 32 << 20;
 
+/// A frame of so many bytes costs the ring of the device's journal eight groups without.
+const JOURNALED_BYTES: usize = 32 << 10;
+
 /// Pages of trees for some hundred thousand files.
 const RECENT_BYTES: usize = 64 << 20;
 
@@ -45,6 +50,9 @@ pub struct StoreOptions {
     /// Bytes of the log that a new store gets, at most a 64th of the device. Zero: none, and every group is put in its
     /// place at once.
     pub log_bytes: u64,
+    /// Frames of the log of up to so many bytes are in the device's journal alone until they are put in their place, at most
+    /// [`JOURNALED_MAX_BYTES`]. Zero: all go to the log's own blocks.
+    pub journaled_bytes: usize,
 }
 
 impl Default for StoreOptions {
@@ -57,6 +65,7 @@ impl Default for StoreOptions {
             },
             recent_bytes: RECENT_BYTES,
             log_bytes: LOG_BYTES,
+            journaled_bytes: JOURNALED_BYTES,
         }
     }
 }
@@ -126,6 +135,8 @@ pub(crate) struct Inner<P: Platform> {
 pub struct StoreCounters {
     /// Groups of commits that became durable.
     pub groups: u64,
+    /// Those of them whose frame went to the device's journal alone.
+    pub groups_journaled: u64,
     /// Groups that could not be made durable, with what was committed behind each.
     pub groups_lost: u64,
     /// Times that what was in the log was put in its place.
@@ -173,6 +184,7 @@ impl<P: Platform> Store<P> {
         }
         let (log, ring) = log.map(|log| (log.handle, log.ring)).unzip();
         let mut machine = Machine::new(slots, group_bytes_max, options.recent_bytes, ring);
+        machine.journaled_max = options.journaled_bytes.min(JOURNALED_MAX_BYTES);
         for info in engine.dvols() {
             if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {
                 let mut extent = Extent::new(id, info.handle, geometry);

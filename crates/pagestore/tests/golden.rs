@@ -38,6 +38,7 @@ async fn open(platform: &SimPlatform, engine: &Engine<SimPlatform>) -> TestStore
         injected_one_in: 0,
         recent_bytes: 64 << 10,
         log_bytes: 256 << 10,
+        journaled_bytes: 0,
     };
     open_with(platform, engine, options).await
 }

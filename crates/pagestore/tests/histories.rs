@@ -472,6 +472,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
                 injected_one_in: 50,
                 recent_bytes: RECENT_BYTES[seed as usize % RECENT_BYTES.len()],
                 log_bytes: 256 << 10,
+                journaled_bytes: [32 << 10, 0, 2 << 10][seed as usize / 2 % 3],
             };
             let store = open_with(&platform, &engine, options).await;
             shared.borrow_mut().verifier = store.verifier();

@@ -301,6 +301,7 @@ async fn race_for_a_page(platform: SimPlatform, disk: SimDisk, rounds: u64) -> b
         injected_one_in: 0,
         recent_bytes: 0,
         log_bytes: 0,
+        journaled_bytes: 0,
     };
     let store = open_with(&platform, &engine, options).await;
     for (id, geometry) in [(SMALL, small()), (LARGE, large())] {

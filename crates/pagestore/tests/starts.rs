@@ -21,6 +21,7 @@ const OPTIONS: StoreOptions = StoreOptions {
     injected_one_in: 0,
     recent_bytes: 64 << 10,
     log_bytes: 256 << 10,
+    journaled_bytes: 0,
 };
 
 fn in_world<F: Future<Output = ()> + 'static>(test: impl FnOnce(SimPlatform) -> F + 'static) {

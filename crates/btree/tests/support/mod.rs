@@ -30,6 +30,9 @@ pub(crate) async fn format(platform: &SimPlatform, disk: &SimDisk) {
         .expect("formats");
 }
 
+/// As much as a node has there, or nearly.
+const JOURNALED_BYTES: usize = 32 << 10;
+
 pub(crate) async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
     let device = platform.open(disk);
     let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
@@ -49,11 +52,22 @@ pub(crate) async fn open_store(
     engine: &Engine<SimPlatform>,
     injected_one_in: u64,
 ) -> Store<SimPlatform> {
+    open_store_with(platform, engine, injected_one_in, JOURNALED_BYTES).await
+}
+
+/// The same with frames of up to so many bytes in the journal.
+pub(crate) async fn open_store_with(
+    platform: &SimPlatform,
+    engine: &Engine<SimPlatform>,
+    injected_one_in: u64,
+    journaled_bytes: usize,
+) -> Store<SimPlatform> {
     let options = StoreOptions {
         injected_one_in,
         // As small as the cache below.
         recent_bytes: 64 << 10,
         log_bytes: 256 << 10,
+        journaled_bytes,
     };
     let opened = Store::open(platform.clone(), engine.clone(), options).await;
     opened.expect("opens")
@@ -74,9 +88,18 @@ pub(crate) async fn begin(
     platform: &SimPlatform,
     disk: &SimDisk,
 ) -> (Engine<SimPlatform>, TestTree) {
+    begin_with(platform, disk, JOURNALED_BYTES).await
+}
+
+/// The same with frames of up to so many bytes in the journal. With none the device can lose each group, by a write of data that fails.
+pub(crate) async fn begin_with(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    journaled_bytes: usize,
+) -> (Engine<SimPlatform>, TestTree) {
     format(platform, disk).await;
     let engine = open_engine(platform, disk).await;
-    let store = open_store(platform, &engine, 0).await;
+    let store = open_store_with(platform, &engine, 0, journaled_bytes).await;
     let geometry = Geometry::new(4096, 16 << 10, 10_000).expect("a shape");
     store
         .create_extent(EXTENT, geometry)

@@ -9,6 +9,7 @@ mod reaper;
 mod rollback;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
+use flagstone_pagestore::StoreOptions;
 use flagstone_platform::IoBuf;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
 
@@ -45,7 +46,18 @@ async fn open_all(
     platform: &SimPlatform,
     engine: &Engine<SimPlatform>,
 ) -> Filesystems<SimPlatform> {
-    let options = FilesystemOptions::default();
+    open_all_with(platform, engine, StoreOptions::default()).await
+}
+
+async fn open_all_with(
+    platform: &SimPlatform,
+    engine: &Engine<SimPlatform>,
+    store: StoreOptions,
+) -> Filesystems<SimPlatform> {
+    let options = FilesystemOptions {
+        store,
+        ..FilesystemOptions::default()
+    };
     let opened = Filesystems::open(platform.clone(), engine.clone(), options).await;
     opened.expect("opens")
 }
@@ -57,6 +69,19 @@ fn run(test: impl AsyncFnOnce(&mut Stage) + 'static) {
 
 /// The same on a disk of some kind.
 fn run_on(config: DiskConfig, test: impl AsyncFnOnce(&mut Stage) + 'static) {
+    run_with(config, StoreOptions::default(), test);
+}
+
+/// The same with no frame in the journal: the device can lose each group, by a write of data that fails.
+fn run_losing(test: impl AsyncFnOnce(&mut Stage) + 'static) {
+    let store = StoreOptions {
+        journaled_bytes: 0,
+        ..StoreOptions::default()
+    };
+    run_with(DiskConfig::new(256 << 20), store, test);
+}
+
+fn run_with(config: DiskConfig, store: StoreOptions, test: impl AsyncFnOnce(&mut Stage) + 'static) {
     let (world, disk) = (World::new(1), SimDisk::new(config));
     let platform = world.platform(0);
     world.block_on(0, async move {
@@ -68,7 +93,7 @@ fn run_on(config: DiskConfig, test: impl AsyncFnOnce(&mut Stage) + 'static) {
         let formatted = format_device(&platform, &device, options).await;
         formatted.expect("formats");
         let engine = open_engine(&platform, &disk).await;
-        let all = open_all(&platform, &engine).await;
+        let all = open_all_with(&platform, &engine, store).await;
         let settings = Settings {
             promote_bytes: PROMOTE_BYTES,
             ..Settings::default()

@@ -138,7 +138,7 @@ fn what_is_asked_for_while_the_first_counts_is_done() {
 /// What a rollback has seen of its own doing can be lost until it is durable: its next step has to say so.
 #[test]
 fn what_was_seen_and_is_lost_is_looked_at_once_more() {
-    run(async |stage| {
+    run_losing(async |stage| {
         stage.fs.take_snapshot("then").await.expect("takes one");
         stage.sleep_ns(1_000_000_000).await;
         let (inner, key) = (stage.inner(), stage.keys().image_store(77));

@@ -48,12 +48,23 @@ pub(crate) async fn open_all(
     engine: &Engine<SimPlatform>,
     injected_one_in: u64,
 ) -> Filesystems<SimPlatform> {
+    open_all_with(platform, engine, injected_one_in, 32 << 10).await
+}
+
+/// The same with frames of the log of up to so many bytes in the device's journal.
+async fn open_all_with(
+    platform: &SimPlatform,
+    engine: &Engine<SimPlatform>,
+    injected_one_in: u64,
+    journaled_bytes: usize,
+) -> Filesystems<SimPlatform> {
     let options = FilesystemOptions {
         store: StoreOptions {
             injected_one_in,
             // As small as the cache below.
             recent_bytes: 64 << 10,
             log_bytes: 256 << 10,
+            journaled_bytes,
         },
         ..FilesystemOptions::default()
     };
@@ -78,9 +89,27 @@ pub(crate) async fn begin_with(
     disk: &SimDisk,
     promote_bytes: u64,
 ) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
+    begin_on(platform, disk, promote_bytes, 32 << 10).await
+}
+
+/// The same with no frame in the device's journal: each group of commits can be lost, by a write of data that fails.
+pub(crate) async fn begin_losing(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    promote_bytes: u64,
+) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
+    begin_on(platform, disk, promote_bytes, 0).await
+}
+
+async fn begin_on(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    promote_bytes: u64,
+    journaled_bytes: usize,
+) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
     format(platform, disk).await;
     let engine = open_engine(platform, disk).await;
-    let all = open_all(platform, &engine, 0).await;
+    let all = open_all_with(platform, &engine, 0, journaled_bytes).await;
     let settings = Settings {
         promote_bytes,
         ..Settings::default()

@@ -112,7 +112,7 @@ impl FrameWriter {
         self.bytes.len().next_multiple_of(BLOCK_SIZE as usize)
     }
 
-    /// The frame of this number, with zeros up to the end of its last block.
+    /// The frame of this number. What it leaves of its last block is zeros.
     pub(crate) fn finish(mut self, sequence: u64) -> Vec<u8> {
         let body_len = (self.bytes.len() - HEAD_BYTES) as u64;
         self.bytes[0..8].copy_from_slice(&MAGIC);
@@ -120,8 +120,6 @@ impl FrameWriter {
         self.bytes[16..24].copy_from_slice(&body_len.to_le_bytes());
         let seal = ChainHash::of(&self.bytes).0;
         self.bytes[SEAL_AT..HEAD_BYTES].copy_from_slice(&seal.to_le_bytes());
-        let padded_len = self.padded_len();
-        self.bytes.resize(padded_len, 0);
         self.bytes
     }
 }

@@ -1,5 +1,8 @@
 //! Where in the log's dvol the frames lie: one behind the other from the second block on, and from there again.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
 use flagstone_platform::IoBuf;
 use flagstone_types::{BLOCK_SIZE, ChainHash};
 
@@ -63,16 +66,23 @@ pub(crate) struct Ring {
     sequence: u64,
     /// What the header on the device says is in its place.
     cleared: u64,
+    /// Where frames are that the device's journal alone has, and their numbers.
+    journaled: VecDeque<(u64, Range<u64>)>,
     /// A frame that was not written may be there after all: it must not be taken for one that was.
     is_broken: bool,
 }
 
 /// Up to where a log can be cleared.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Mark {
     pub(crate) header: LogHeader,
     used: u64,
+    /// Where frames up to there are that the device's journal alone has. What lies between some of them is needed as little.
+    pub(crate) journaled: Vec<Range<u64>>,
 }
+
+/// Ranges of a mark, about.
+const MARKED_RANGES_MAX: usize = 8;
 
 impl Ring {
     /// A log of so many bytes in which nothing is needed behind what the header says.
@@ -83,6 +93,7 @@ impl Ring {
             used: 0,
             sequence: header.sequence,
             cleared: header.sequence,
+            journaled: VecDeque::new(),
             is_broken: false,
         }
     }
@@ -136,13 +147,38 @@ impl Ring {
                 next_at: self.tail,
             },
             used: self.used,
+            journaled: self.marked(),
         }
+    }
+
+    /// The last frame that was placed goes to the device's journal alone.
+    pub(crate) fn handle_journaled(&mut self, at: u64, len: u64) {
+        self.journaled.push_back((self.sequence, at..at + len));
+    }
+
+    fn marked(&self) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (_, frame) in &self.journaled {
+            let is_full = ranges.len() >= MARKED_RANGES_MAX;
+            match ranges.last_mut() {
+                // Behind each other in the ring: all between was written before the last of them.
+                Some(last) if last.end == frame.start || is_full && last.end < frame.start => {
+                    last.end = frame.end;
+                }
+                _ => ranges.push(frame.clone()),
+            }
+        }
+        ranges
     }
 
     /// What was written up to there is in its place, and the header on the device says so.
     pub(crate) fn handle_cleared(&mut self, mark: Mark) {
         self.used -= mark.used;
         self.cleared = mark.header.sequence;
+        let is_cleared = |(sequence, _): &(u64, Range<u64>)| *sequence <= mark.header.sequence;
+        while self.journaled.front().is_some_and(is_cleared) {
+            self.journaled.pop_front();
+        }
         self.is_broken &= self.is_behind();
     }
 }
@@ -213,6 +249,48 @@ mod tests {
         assert_eq!(ring.place(9 * BLOCK_SIZE), Some((block(7), 8)));
         assert_eq!(ring.mark().header.next_at, END);
         assert_eq!(ring.place(BLOCK_SIZE), Some((block(0), 9)));
+    }
+
+    /// So few that a batch has room for them, and none of what is needed.
+    #[test]
+    fn frames_of_the_journal_are_marked_once_in_few_ranges() {
+        let block = |n: u64| FIRST_AT + n * BLOCK_SIZE;
+        let mut ring = Ring::new(FIRST_AT + 100 * BLOCK_SIZE, LogHeader::EMPTY);
+        let put = |ring: &mut Ring, journaled: bool| {
+            let (at, _) = ring.place(BLOCK_SIZE).expect("has room");
+            if journaled {
+                ring.handle_journaled(at, BLOCK_SIZE);
+            }
+        };
+        for journaled in [true, true, false, true] {
+            put(&mut ring, journaled);
+        }
+        let first = ring.mark();
+        assert_eq!(first.journaled, [block(0)..block(2), block(3)..block(4)]);
+        put(&mut ring, true);
+        ring.handle_cleared(first);
+        assert_eq!(
+            ring.mark().journaled,
+            [block(4)..block(5)],
+            "what came since"
+        );
+        for n in 0..60 {
+            put(&mut ring, n % 2 == 1);
+        }
+        let many = ring.mark();
+        assert_eq!(many.journaled.len(), MARKED_RANGES_MAX);
+        assert_eq!(many.journaled[0], block(4)..block(5));
+        assert_eq!(many.journaled.last().unwrap().end, block(65));
+        ring.handle_cleared(many);
+        assert!(ring.mark().journaled.is_empty());
+        // Round the end.
+        for _ in 0..50 {
+            put(&mut ring, true);
+        }
+        assert_eq!(
+            ring.mark().journaled,
+            [block(65)..block(100), block(0)..block(15)]
+        );
     }
 
     #[test]

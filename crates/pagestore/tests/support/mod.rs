@@ -68,6 +68,8 @@ pub(crate) async fn open_store(
         recent_bytes: 64 << 10,
         // Soon full.
         log_bytes: 256 << 10,
+        // Then the device can lose groups: a journal that can't be written ends everything. Histories have both.
+        journaled_bytes: 0,
     };
     open_with(platform, engine, options).await
 }

@@ -135,6 +135,11 @@ fn of_store(store: &StoreCounters) -> Vec<NamedValue> {
             store.groups,
         ),
         counter(
+            "pagestore_groups_journaled",
+            "Those of one commit whose frame went to the device's journal alone.",
+            store.groups_journaled,
+        ),
+        counter(
             "pagestore_groups_lost",
             "Groups that could not be made durable: what was in them has not happened.",
             store.groups_lost,
