@@ -269,11 +269,8 @@ mod tests {
         assert_eq!(first.journaled, [block(0)..block(2), block(3)..block(4)]);
         put(&mut ring, true);
         ring.handle_cleared(first);
-        assert_eq!(
-            ring.mark().journaled,
-            [block(4)..block(5)],
-            "what came since"
-        );
+        let since = block(4)..block(5);
+        assert_eq!(ring.mark().journaled, vec![since], "what came since");
         for n in 0..60 {
             put(&mut ring, n % 2 == 1);
         }
