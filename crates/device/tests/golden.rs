@@ -762,6 +762,6 @@ fn journaled_data_behind_a_root_that_gave_some_a_block() {
         .collect();
     assert_eq!(written, [(0, 3, 5, 100), (0, 4, 9, 5_000)]);
     let words = inspect(&opened, true).words();
-    let expected = "data of slot 0, LSN 0.4: 5000 bytes at v9+2, in the journal";
+    let expected = "data of slot 0, LSN 0.4: 5000 bytes at v9 to v10, in the journal";
     assert!(words.contains(expected), "'{expected}' is not in\n{words}");
 }

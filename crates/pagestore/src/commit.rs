@@ -62,6 +62,18 @@ impl Commit {
             + self.frees.len()
             + self.seals.len()
     }
+
+    /// Whether anything is different afterwards.
+    pub(crate) fn changes_something(&self) -> bool {
+        let lists = [
+            self.writes.is_empty(),
+            self.ranges.is_empty(),
+            self.allocates.is_empty(),
+            self.frees.is_empty(),
+            self.seals.is_empty(),
+        ];
+        lists.contains(&false)
+    }
 }
 
 /// When what was committed, or read, survives power loss: give it to [`crate::Store::wait`].

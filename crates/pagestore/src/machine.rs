@@ -474,7 +474,6 @@ impl Machine {
     fn apply(&mut self, commit: &Commit, new: NewPages) -> Committed {
         self.last_slot += 1;
         let (slot, group) = (PageSlot(self.last_slot), self.open);
-        let changed_before = self.open_changes;
         for (index, blocks) in new.blocks {
             self.extents[index].note_new(blocks);
         }
@@ -506,7 +505,7 @@ impl Machine {
         for range in &commit.ranges {
             self.write(range.first, (range.data.clone(), true), slot, group);
         }
-        self.open_commits += usize::from(self.open_changes > changed_before);
+        self.open_commits += usize::from(commit.changes_something());
         // What only depends on others is durable when they are.
         let group = match self.has_open() {
             true => group,

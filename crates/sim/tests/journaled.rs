@@ -3,10 +3,14 @@
 
 use crate::engine_support as support;
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use flagstone_device::engine::{
     Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, Handle, JOURNALED_MAX_BYTES,
     Stability, gathered,
 };
+use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
 
 use support::{BLOCK, begin, fill, named, write};
@@ -230,33 +234,105 @@ fn what_was_deallocated_takes_no_block_at_a_checkpoint() {
     });
 }
 
+/// A checkpoint couldn't give it blocks in a map that a snapshot shares.
 #[test]
-fn snapshots_and_clones_have_it_and_what_is_rolled_back_does_not() {
-    with_engine(64 << 20, async |_, _, engine, dvol| {
-        let [old, new] = [1, 2].map(|seed| content(seed, 5_000));
-        let change = journaled(dvol, 0, &old);
-        commit(&engine, vec![change]).await.expect("writes");
-        let taken = engine.snapshot(&[(dvol, "monday".into())]).await;
-        let layer = taken.expect("takes one")[0];
-        let change = journaled(dvol, BLOCK, &new);
-        commit(&engine, vec![change]).await.expect("writes");
-        let clone = engine.clone_of(layer, named("clone", 0)).await;
-        let clone = clone.expect("clones");
-        let gone = deallocated(clone, 0, BLOCK);
-        commit(&engine, vec![gone]).await.expect("deallocates");
-        let mut over = padded(&old);
-        over.truncate(4096);
-        over.extend(padded(&new));
-        assert_eq!(read(&engine, dvol, 0, 3 * BLOCK).await, over);
+fn such_a_dvol_has_no_snapshots_until_the_next_start() {
+    with_engine(64 << 20, async |platform, disk, engine, dvol| {
+        let old = content(1, 5_000);
+        let snapshot = async |engine: &Engine<SimPlatform>, dvol, name: &str| {
+            engine.snapshot(&[(dvol, name.into())]).await
+        };
+        commit(&engine, vec![journaled(dvol, 0, &old)])
+            .await
+            .expect("writes");
+        // Not either once a checkpoint has given it blocks: what came meanwhile might be taken back.
+        engine.checkpoint().await.expect("checkpoints");
+        assert_eq!(
+            snapshot(&engine, dvol, "monday").await,
+            Err(DvolError::Busy)
+        );
+        let cloned = engine.clone_of(dvol, named("clone", 0)).await;
+        assert_eq!(cloned.map(drop), Err(DvolError::Busy));
+        engine.stop().await.expect("stops");
+        let engine = reopened(&platform, &disk).await;
+        let dvol = engine.dvol("log").expect("is there").handle;
+        let layer = snapshot(&engine, dvol, "monday").await.expect("takes one")[0];
         assert_eq!(read(&engine, layer, 0, 2 * BLOCK).await, padded(&old));
-        let mut half = padded(&old);
-        half[..4096].fill(0);
-        assert_eq!(read(&engine, clone, 0, 2 * BLOCK).await, half);
-        let change = journaled(dvol, 0, &new);
-        commit(&engine, vec![change]).await.expect("writes");
-        engine.roll_back(dvol, layer).await.expect("rolls back");
-        assert_eq!(read(&engine, dvol, 0, 2 * BLOCK).await, padded(&old));
-        assert_eq!(read(&engine, dvol, 2 * BLOCK, BLOCK).await, vec![0; 4096]);
+        let refused = commit(&engine, vec![journaled(dvol, 0, &old)]).await;
+        assert_eq!(refused, Err(DvolError::Invalid), "it has a snapshot");
+        engine.delete(dvol, true).await.expect("deletes");
+        let dvol = engine.create(reserved()).await.expect("creates");
+        let layer = snapshot(&engine, dvol, "monday").await.expect("takes one")[0];
+        engine.delete_layer(layer).await.expect("deletes");
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// What the new blocks displace may lie in a segment of which nothing is in memory: a checkpoint, also recovery's, found no bitmap for it and panicked.
+#[test]
+fn what_it_displaces_may_be_in_a_segment_that_is_not_in_memory() {
+    for power_fails in [false, true] {
+        let disk = SimDisk::new(DiskConfig::new(300 << 20));
+        let (world, on) = (World::new(7), disk.clone());
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            let engine = begin(&platform, &on, EngineOptions::default()).await;
+            let dvol = engine.create(reserved()).await.expect("creates");
+            write(&engine, dvol, 0, 64 * BLOCK).await.expect("writes");
+            let filler = engine.create(named("filler", 0)).await.expect("creates");
+            for at in 0..150 {
+                let written = write(&engine, filler, at << 20, 1 << 20).await;
+                written.expect("writes");
+            }
+            engine.stop().await.expect("stops");
+            let engine = reopened(&platform, &on).await;
+            let dvol = engine.dvol("log").expect("is there").handle;
+            let change = journaled(dvol, 8 * BLOCK, &content(8, 6_000));
+            commit(&engine, vec![change]).await.expect("writes");
+            if !power_fails {
+                engine.checkpoint().await.expect("checkpoints");
+                engine.stop().await.expect("stops");
+            }
+        });
+        drop(world);
+        disk.power_loss(&mut Rng::new(1));
+        let (world, on) = (World::new(8), disk.clone());
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            let engine = reopened(&platform, &on).await;
+            let dvol = engine.dvol("log").expect("is there").handle;
+            let found = read(&engine, dvol, 8 * BLOCK, 2 * BLOCK).await;
+            assert_eq!(found, padded(&content(8, 6_000)), "{power_fails}");
+            assert_eq!(read(&engine, dvol, 10 * BLOCK, BLOCK).await, vec![7; 4096]);
+            engine.stop().await.expect("stops");
+        });
+    }
+}
+
+/// Neither who forgets nor who scrubs waits for a checkpoint because of it: there would be some of it again behind each.
+#[test]
+fn a_scrub_ends_beside_who_goes_on_writing() {
+    with_engine(64 << 20, async |platform, _, engine, dvol| {
+        write(&engine, dvol, 0, 64 * BLOCK).await.expect("writes");
+        engine.checkpoint().await.expect("checkpoints");
+        let before = engine.counters().checkpoints.get();
+        let is_over = Rc::new(Cell::new(false));
+        let (over, other) = (is_over.clone(), engine.clone());
+        platform.spawn(async move {
+            for at in (0..).map(|n| n % 200) {
+                if over.get() {
+                    break;
+                }
+                let next = journaled(dvol, (at + 1) * BLOCK, &content(at, 4_000));
+                let last = deallocated(dvol, at * BLOCK, BLOCK);
+                commit(&other, vec![next, last]).await.expect("writes");
+            }
+        });
+        let report = engine.scrub(0).await.expect("ends");
+        is_over.set(true);
+        assert!(report.corrupt.is_empty() && report.unreadable == 0);
+        assert_eq!(engine.counters().checkpoints.get(), before);
+        platform.sleep_ns(100_000_000).await;
         engine.stop().await.expect("stops");
     });
 }
@@ -301,7 +377,8 @@ fn what_it_is_not_for_is_refused() {
             ..named("plain", 0)
         };
         let plain = engine.create(plain).await.expect("creates");
-        let taken = engine.snapshot(&[(dvol, "monday".into())]).await;
+        let kept = engine.create(named("kept", 0)).await.expect("creates");
+        let taken = engine.snapshot(&[(kept, "monday".into())]).await;
         let layer = taken.expect("takes one")[0];
         let most = content(1, JOURNALED_MAX_BYTES);
         let more = content(1, JOURNALED_MAX_BYTES + 1);

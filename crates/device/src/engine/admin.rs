@@ -287,8 +287,9 @@ impl<P: Platform> Engine<P> {
             .await?;
         let pages = 2 * dvols.len() as u64;
         inner.clear_way(NO_SLOT, pages, Purpose::Changing).await?;
-        let of: Vec<Slot> = unique.into_iter().collect();
-        inner.settle_dvols(&of).await?;
+        for (handle, _) in dvols {
+            inner.check_not_journaled(*handle)?;
+        }
         let layer_slots = inner.choose_slots(dvols.len())?;
         let mut records = Vec::new();
         let mut slots = Vec::new();
@@ -359,9 +360,7 @@ impl<P: Platform> Engine<P> {
         ];
         let _pledge = inner.pledge(wanted).await?;
         inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
-        if source.layer.is_none() {
-            inner.settle_dvols(&[source.slot]).await?;
-        }
+        inner.check_not_journaled(source)?;
         if new.id.is_some() {
             // One that is drawn was never there before.
             inner.recent_parts.forget_all();
@@ -503,6 +502,9 @@ impl<P: Platform> Engine<P> {
         }
         drop(lock);
         inner.forget(&closing, result.is_ok());
+        if result.is_ok() {
+            inner.journaled_dvols.borrow_mut().remove(&dvol.id);
+        }
         result
     }
 
@@ -621,16 +623,29 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// Waits until none of these dvols has data in the journal alone, nor is about to. What is submitted at once comes before any that comes.
-    async fn settle_dvols(&self, slots: &[Slot]) -> Result<(), DvolError> {
-        let is_busy = |slot: &Slot| {
-            let commit = self.commit.borrow();
-            let mut units = commit.units_of(*slot);
-            units.any(|unit| unit.has_journaled()) || self.state.borrow().has_journaled_data(*slot)
-        };
-        while slots.iter().any(is_busy) {
-            self.checkpoint_now().await?;
+    /// Of a dvol to which data is written that is in the journal alone no snapshot is taken: a checkpoint couldn't give that
+    /// blocks in a map that others share nodes with. Nothing may be waited for between this and the submission of what depends on it.
+    fn check_not_journaled(&self, handle: Handle) -> Result<(), DvolError> {
+        let is_head = handle.layer.is_none();
+        match is_head && self.journaled_dvols.borrow().contains(&handle.id) {
+            true => Err(DvolError::Busy),
+            false => Ok(()),
         }
+    }
+
+    /// From now on there is no snapshot of it. [`DvolError::Invalid`] if it has layers, is about to get one, or isn't reserved as a whole.
+    pub(super) fn begin_journaling(&self, handle: Handle) -> Result<(), DvolError> {
+        let has_parent = self.record(handle)?.parent.is_some();
+        let gets_one = {
+            let commit = self.commit.borrow();
+            let is_snapshot = |r: &Record| matches!(r, Record::Snapshot { .. });
+            let mut units = commit.units_of(handle.slot);
+            units.any(|unit| unit.records.iter().any(is_snapshot))
+        };
+        if has_parent || gets_one || !self.is_all_reserved(handle)? {
+            return Err(DvolError::Invalid);
+        }
+        self.journaled_dvols.borrow_mut().insert(handle.id);
         Ok(())
     }
 

@@ -91,8 +91,9 @@ pub enum Change {
     /// Write these bytes, and zeros up to the end of their last block, for a while to the journal alone: one transfer is all that is
     /// waited for. The next checkpoint gives them blocks, unless others have been written there by then, or the
     /// range was deallocated. So this is for what is deallocated soon. Whoever reads the range, or asks about it, waits
-    /// for that checkpoint, and so does whoever takes a snapshot. What is deallocated before it has blocks was never written: nothing tells that it
-    /// changed. All of the dvol has to be reserved: the checkpoint finds room.
+    /// for that checkpoint. What is deallocated before it has blocks was never written: nothing tells that it
+    /// changed. All of the dvol has to be reserved, so that the checkpoint finds room, and it has no
+    /// snapshots: there will be none until the next start (they are refused as [`DvolError::Busy`]).
     WriteJournaled {
         /// Whose.
         handle: Handle,
@@ -686,9 +687,7 @@ impl<P: Platform> Inner<P> {
                     offset_bytes, data, ..
                 } => {
                     self.check_change(handle, *offset_bytes, data.len() as u64)?;
-                    if !self.is_all_reserved(handle)? {
-                        return Err(DvolError::Invalid);
-                    }
+                    self.begin_journaling(handle)?;
                     journaled_bytes += data.len();
                     record_bytes += (JOURNALED_RECORD_BYTES + data.len()) as u64;
                     None

@@ -247,8 +247,13 @@ impl<P: Platform> Inner<P> {
             self.gate.freed(&mut given_up.clone());
             self.reopen_blocks();
         }
-        self.write_journaled(std::mem::take(&mut frozen.data))
-            .await?;
+        let data = std::mem::take(&mut frozen.data);
+        self.pace.set(Pace {
+            blocks: (data.len() + frozen.blocks.len() + frozen.segments.len()) as u64,
+            begun: 0,
+            used_at_cut: self.journal.borrow().used_blocks(),
+        });
+        self.write_journaled(data).await?;
         drop(writing);
         let root = self.write_frozen(frozen, position, clean).await?;
         self.write_root(root).await?;
@@ -294,14 +299,20 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// Gives blocks to what is in the journal alone. False if there are not enough.
+    async fn place_for_freeze(&self) -> Result<bool, DvolError> {
+        loop {
+            let missing = self.state.borrow().missing_to_place();
+            match missing {
+                Some(missing) => self.load_node(&missing).await?,
+                None => return Ok(self.state.borrow_mut().place_journaled().is_some()),
+            }
+        }
+    }
+
     /// Brings all into memory that the picture touches.
     async fn load_for_freeze(&self) -> Result<(), DvolError> {
         loop {
-            let missing = self.state.borrow().missing_for_freeze();
-            if let Some(missing) = missing {
-                self.load_node(&missing).await?;
-                continue;
-            }
             let needed = self.state.borrow().needed_for_freeze();
             if needed.is_empty() {
                 return Ok(());
@@ -315,11 +326,14 @@ impl<P: Platform> Inner<P> {
     /// Takes the picture.
     async fn freeze_at(self: &Rc<Self>, _position: Position) -> Result<Frozen, DvolError> {
         loop {
-            self.load_for_freeze().await?;
-            let frozen = self.state.borrow_mut().freeze();
-            if let Some(frozen) = frozen {
-                self.check_misfit()?;
-                return Ok(frozen);
+            if self.place_for_freeze().await? {
+                // What that has displaced may lie anywhere.
+                self.load_for_freeze().await?;
+                let frozen = self.state.borrow_mut().freeze();
+                if let Some(frozen) = frozen {
+                    self.check_misfit()?;
+                    return Ok(frozen);
+                }
             }
             // More open blocks may be had from a bitmap that is not loaded or a free segment.
             let unloaded = self.state.borrow().pool.wants_loading();
@@ -346,6 +360,8 @@ impl<P: Platform> Inner<P> {
 
     /// Writes data that was in the journal alone to the blocks that it was given.
     async fn write_journaled(&self, data: Vec<(BlockNo, JournaledBlock)>) -> Result<(), DvolError> {
+        // Nothing that is freed can be used meanwhile.
+        let _pressing = self.press();
         let mut batch = Batch::new(self);
         for (block, data) in data {
             batch.add(block, &data.bytes()).await?;
@@ -371,11 +387,6 @@ impl<P: Platform> Inner<P> {
             next_layer,
             ..
         } = frozen;
-        self.pace.set(Pace {
-            blocks: (blocks.len() + segments.len()) as u64,
-            begun: 0,
-            used_at_cut: self.journal.borrow().used_blocks(),
-        });
         let mut batch = Batch::new(self);
         // They are taken from the end, and are to be taken in ascending order.
         blocks.reverse();

@@ -62,7 +62,7 @@ use std::rc::Rc;
 use flagstone_platform::pool::Pooled;
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_platform::{FuturePool, Platform};
-use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
+use flagstone_types::{BlockNo, DvolId, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::cache::Part;
 use crate::format::geometry::Geometry;
@@ -167,6 +167,8 @@ struct Inner<P: Platform> {
     pledge_held: Cell<bool>,
     /// Ranges of batches for which blocks have been handed out and no unit is submitted yet.
     batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
+    /// Dvols to which data was written that is in the journal alone, since the start. Nobody takes a snapshot of them.
+    journaled_dvols: RefCell<BTreeSet<DvolId>>,
     /// Units of several blocks that a crash may still take back.
     loose: loose::LooseUnits,
     /// What parts of blocks were written last.

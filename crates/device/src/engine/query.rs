@@ -153,10 +153,25 @@ impl<P: Platform> Inner<P> {
         range: Range<VBlock>,
         search: impl Fn(&crate::v2p::Map, Range<VBlock>, &mut Vec<Entry>) -> Result<(), Missing>,
     ) -> Result<(Vec<Entry>, VBlock), DvolError> {
+        loop {
+            self.settle_journaled(slot, &range).await?;
+            let found = self.entries_of_map(slot, range.clone(), &search).await?;
+            if self.is_map_right(slot, &range) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The same of the map as it is, whatever is in the journal alone: for who looks for what that doesn't change.
+    pub(super) async fn entries_of_map(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+        search: impl Fn(&crate::v2p::Map, Range<VBlock>, &mut Vec<Entry>) -> Result<(), Missing>,
+    ) -> Result<(Vec<Entry>, VBlock), DvolError> {
         let mut entries = Vec::new();
         let mut makes_room = true;
         loop {
-            self.settle_journaled(slot, &range).await?;
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();

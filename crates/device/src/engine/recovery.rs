@@ -264,6 +264,7 @@ impl<P: Platform> Engine<P> {
             pledged: RefCell::default(),
             pledge_held: false.into(),
             batched: RefCell::default(),
+            journaled_dvols: RefCell::default(),
             loose: Default::default(),
             recent_parts: Default::default(),
             waiting_writes: Default::default(),

@@ -162,7 +162,6 @@ impl<P: Platform> Inner<P> {
             // Before the gate: who waits keeps nothing from being reused.
             let mut turn = self.background_turn(Work::reads(step as u64)).await;
             self.check_running()?;
-            self.settle_journaled(slot, &(from..end)).await?;
             // What the step looks at is not reused before it is checked.
             let reading = self.gate.enter();
             let mut entries = Vec::new();
@@ -181,7 +180,11 @@ impl<P: Platform> Inner<P> {
                 looked.map(|()| {
                     let last = (entries.len() >= step).then(|| entries.last());
                     let last = last.flatten().map(Entry::end_vblock);
-                    entries.retain(|entry| state.owns(slot, entry));
+                    // Its new place may have no data yet. The next scrub looks at it.
+                    let is_unwritten = |entry: &Entry| {
+                        state.is_placed(slot, &(entry.key.vblock()..entry.end_vblock()))
+                    };
+                    entries.retain(|entry| state.owns(slot, entry) && !is_unwritten(entry));
                     last
                 })
             };

@@ -54,6 +54,11 @@ impl State {
 
     /// Applies a record. Every node it needs must be in memory ([`State::missing`]).
     pub fn apply(&mut self, record: &Record, geometry: &Geometry, effects: &mut Effects) {
+        self.apply_to_maps(record, geometry, effects);
+        self.forget_placed_blocks(&effects.freed);
+    }
+
+    fn apply_to_maps(&mut self, record: &Record, geometry: &Geometry, effects: &mut Effects) {
         match record {
             Record::Map { slot, lsn, runs } => {
                 for run in runs {

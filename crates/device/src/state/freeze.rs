@@ -97,10 +97,9 @@ impl State {
         needed
     }
 
-    /// Takes the picture. `None` if there are not enough blocks to write it down: no record is lost or applied twice then, and what was
-    /// done for it is kept for the next try. Every node that it needs must be in memory ([`State::missing_for_freeze`]).
+    /// Takes the picture, in which all that was in the journal alone has a block ([`State::place_journaled`]). `None` if there are not
+    /// enough blocks to write it down; nothing has changed then.
     pub fn freeze(&mut self) -> Option<Frozen> {
-        self.place_journaled()?;
         // A layer that is being reaped still holds nodes which the reaper has passed. If they were
         // written now, nobody would ever free them.
         for retired in self.retired.iter().filter(|r| r.location().is_none()) {

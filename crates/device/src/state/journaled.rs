@@ -79,9 +79,9 @@ pub(super) struct Journaled {
     runs: BTreeMap<(Slot, VBlock), Run>,
     /// Blocks that a checkpoint may take for all of them.
     due: u64,
-    /// Was given blocks by the last picture, whose root isn't durable yet.
-    placed: Vec<(Slot, Range<VBlock>)>,
-    /// The blocks of that, until the picture is taken.
+    /// What was given blocks, until a root that has them is durable.
+    placed: BTreeMap<Slot, Vec<Range<VBlock>>>,
+    /// The blocks of that, until the picture is taken. The next picture may come only after a while: what has been freed by then may be another's.
     unwritten: Vec<(BlockNo, JournaledBlock)>,
     /// What it displaced, until the picture is taken.
     displaced: Vec<BlockNo>,
@@ -168,11 +168,15 @@ impl State {
         if self.journaled.is_empty() {
             return false;
         }
-        let is_placed = |(of, placed): &(Slot, Range<VBlock>)| {
-            *of == slot && placed.start < range.end && range.start < placed.end
-        };
-        self.journaled.overlapping(slot, range).next().is_some()
-            || self.journaled.placed.iter().any(is_placed)
+        self.journaled.overlapping(slot, range).next().is_some() || self.is_placed(slot, range)
+    }
+
+    /// True if some of these blocks have a new place where their data may not be yet.
+    pub fn is_placed(&self, slot: Slot, range: &Range<VBlock>) -> bool {
+        let overlaps =
+            |placed: &Range<VBlock>| placed.start < range.end && range.start < placed.end;
+        let placed = self.journaled.placed.get(&slot);
+        placed.is_some_and(|placed| placed.iter().any(overlaps))
     }
 
     /// True if a slot has any.
@@ -180,13 +184,21 @@ impl State {
         self.has_journaled(slot, &(VBlock(0)..VBlock(u64::MAX)))
     }
 
+    /// These blocks are nobody's any more.
+    pub(super) fn forget_placed_blocks(&mut self, freed: &[BlockNo]) {
+        if !self.journaled.unwritten.is_empty() && !planted(Bug::JournaledBlockReused) {
+            let unwritten = &mut self.journaled.unwritten;
+            unwritten.retain(|(block, _)| !freed.contains(block));
+        }
+    }
+
     /// Blocks that a checkpoint may take for data that is in the journal alone.
     pub fn journaled_due(&self) -> u64 {
         self.journaled.due
     }
 
-    /// A node that must be in memory before a freeze can map that data.
-    pub fn missing_for_freeze(&self) -> Option<Missing> {
+    /// A node that must be in memory before that data can be mapped.
+    pub fn missing_to_place(&self) -> Option<Missing> {
         let runs = self.journaled.runs.iter();
         let mut missing = runs.filter_map(|((slot, start), run)| {
             let map = &self.slot(*slot)?.map;
@@ -218,9 +230,10 @@ impl State {
         }
     }
 
-    /// Gives blocks to data that is in the journal alone, and maps them, before a picture is taken. `None` if there are not enough:
-    /// what has none yet is as it was.
-    pub(super) fn place_journaled(&mut self) -> Option<()> {
+    /// Gives blocks to data that is in the journal alone, and maps them, before a picture is taken; [`State::needed_for_freeze`] is asked behind it, since
+    /// it frees some. `None` if there are not enough: what has none yet is as it was.
+    /// Every node that it needs must be in memory ([`State::missing_to_place`]).
+    pub fn place_journaled(&mut self) -> Option<()> {
         if planted(Bug::JournaledNotPlaced) {
             self.journaled = Journaled::default();
         }
@@ -246,7 +259,11 @@ impl State {
             self.place_run(slot, run.lsn, &runs, &mut effects);
             self.journaled.displaced.append(&mut effects.freed);
             let end = VBlock(start.0 + count);
-            self.journaled.placed.push((slot, start..end));
+            self.journaled
+                .placed
+                .entry(slot)
+                .or_default()
+                .push(start..end);
         }
         Some(())
     }

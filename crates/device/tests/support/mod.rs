@@ -446,6 +446,9 @@ impl Builder {
     pub fn checkpoint(&mut self, number: u16, clean: bool) {
         self.flush();
         let state = &mut self.journals[usize::from(number)].state;
+        state
+            .place_journaled()
+            .expect("a test's device is large enough");
         let frozen = state.freeze().expect("a test's device is large enough");
         let given_up = frozen.given_up.clone();
         let (catalogue, segments) = self.write_frozen(number, frozen);

@@ -267,7 +267,7 @@ impl Scene {
             return;
         };
         if self == Scene::Journaled {
-            first.a_reserved_dvol().await;
+            first.a_log_and_another().await;
         }
         let Some(dvol) = first.a_dvol().await else {
             return;
@@ -383,67 +383,69 @@ impl Client {
         }
     }
 
-    /// A dvol that is all reserved, if there is none.
-    async fn a_reserved_dvol(&mut self) {
+    /// A dvol that is all reserved, and one that isn't, if there are none.
+    async fn a_log_and_another(&mut self) {
         if self.model.borrow().dvols(self.journal).is_empty() {
             let size_bytes = 2 * JOURNALED_BLOCKS * BLOCK_SIZE;
-            let (name, is_taken) = self.name(None);
-            self.create_named(name, size_bytes, size_bytes, is_taken)
-                .await;
+            for reserved_bytes in [size_bytes, 0] {
+                let (name, is_taken) = self.name(None);
+                self.create_named(name, size_bytes, reserved_bytes, is_taken)
+                    .await;
+            }
         }
     }
 
-    /// Writes to the journal alone, mostly; or whatever else may come to such blocks.
-    async fn journal(&mut self, dvol: ObjectKey) {
+    /// Writes to the journal alone, mostly; or whatever else may come to such blocks. Nobody takes snapshots of that dvol: those are of another one, which
+    /// is changed in the same units.
+    async fn journal(&mut self, log: ObjectKey) {
         let some = |client: &mut Client| {
             let first = client.rng.below(JOURNALED_BLOCKS);
             blocks(first, 1 + client.rng.below(4))
         };
         let extent = some(self);
         let stability = self.stability();
+        let dvols = self.model.borrow().dvols(self.journal);
+        let other = dvols.into_iter().rfind(|&other| other != log);
+        let other = other.unwrap_or(log);
         match self.rng.below(32) {
             0..14 => {
                 self.journals = true;
-                let mut places = vec![(dvol, extent, Some(0))];
+                let is_plain = (extent.offset / BLOCK_SIZE).is_multiple_of(4);
+                let mut places = vec![(log, extent, Some(u64::from(is_plain)))];
                 // With others in its unit, of which some have blocks.
                 for _ in 0..self.rng.below(3) {
                     let meta = [None, Some(0), Some(1)][self.rng.index(3)];
-                    places.push((dvol, some(self), meta));
+                    let of = [log, other][self.rng.index(2)];
+                    // What may have snapshots has blocks at once.
+                    let meta = if of == log { meta } else { meta.map(|_| 1) };
+                    places.push((of, some(self), meta));
                 }
                 self.batch_on(&places, Vec::new(), stability).await;
                 self.journals = false;
             }
-            14..17 => self.write_extent(dvol, extent, 0, stability).await,
-            17..20 => self.deallocate_extent(dvol, extent, stability).await,
+            14..17 => self.write_extent(log, extent, 0, stability).await,
+            17..20 => self.deallocate_extent(log, extent, stability).await,
             20 => {
                 let part = Extent {
                     offset: extent.offset + self.rng.below(BLOCK_SIZE),
                     len: 1 + self.rng.below(BLOCK_SIZE),
                 };
-                self.write_extent(dvol, part, 0, stability).await;
+                self.write_extent(log, part, 0, stability).await;
             }
-            21..23 => self.read_extent(dvol, extent).await,
-            23 => self.read_ex_of(dvol, extent).await,
+            21..23 => self.read_extent(log, extent).await,
+            23 => self.read_ex_of(log, extent).await,
             // Not what has changed: what is deallocated before it has a block was never written.
             24 => {
-                self.allocation_of(dvol, blocks(0, JOURNALED_BLOCKS), 100)
+                self.allocation_of(log, blocks(0, JOURNALED_BLOCKS), 100)
                     .await
             }
-            25 | 26 => self.snapshot_soon(dvol).await,
+            25 if other != log => self.snapshot_soon(other).await,
+            26 => self.scrub().await,
             27 => self.roll_back().await,
-            28 => self.clone_or_delete(dvol).await,
-            29 => self.checkpoint().await,
-            30 => self.read_a_layer(dvol).await,
+            28 if other != log && self.rng.chance(0.2) => self.delete_with(other, true).await,
+            28 => self.read_a_layer(other).await,
+            29 | 30 => self.checkpoint().await,
             _ => self.flush().await,
-        }
-    }
-
-    /// Keeps a few clones.
-    async fn clone_or_delete(&mut self, dvol: ObjectKey) {
-        let dvols = self.model.borrow().dvols(self.journal);
-        match dvols.into_iter().rfind(|&other| other != dvol) {
-            Some(other) if self.rng.coin() => self.delete_with(other, true).await,
-            _ => self.clone_any().await,
         }
     }
 
