@@ -96,4 +96,21 @@ mod tests {
         pace.note(90_000);
         assert!(pace.is_quick());
     }
+
+    #[test]
+    fn a_write_that_was_an_upset_is_remembered_and_changes_no_average() {
+        let pace = noted([90_000; 100]);
+        let before = (pace.average_ns.get(), pace.seen.get());
+        pace.note_write(UPSET_NS - 1);
+        assert!(pace.is_quick(), "just below");
+        pace.note_write(UPSET_NS);
+        assert_eq!((pace.average_ns.get(), pace.seen.get()), before);
+        for flush in 0..UPSET_LASTS {
+            assert!(!pace.is_quick(), "{flush} flushes behind it");
+            // Quick writes behind it don't make up for it.
+            pace.note_write(1_000);
+            pace.note(90_000);
+        }
+        assert!(pace.is_quick());
+    }
 }

@@ -288,6 +288,82 @@ mod tests {
         });
     }
 
+    /// Writes a block of this byte; says how many operations the ring was handed for it. The bytes are there.
+    async fn written_by_ring(device: &UringDevice, awaited: bool, byte: u8) -> u64 {
+        let submitted = || device.core.counters().snapshot().sqes;
+        let mut buf = device.core.buffers.take(4096);
+        buf.bytes_mut().fill(byte);
+        let before = submitted();
+        let (_, result) = match awaited {
+            true => device.write_awaited(4096, buf).await,
+            false => device.write(4096, buf).await,
+        };
+        let handed = submitted() - before;
+        result.unwrap();
+        let (found, result) = device.read(4096, device.core.buffers.take(4096)).await;
+        result.unwrap();
+        assert!(found.iter().all(|&b| b == byte), "{byte} is read back");
+        handed
+    }
+
+    // What `docs/decisions/2026-11-30-frames-in-the-journal.md` says of who writes a commit that is alone: this test
+    // and the next two.
+    #[test]
+    fn a_core_writes_what_all_wait_for_by_itself_if_it_will_soon_be_back() {
+        with_device("awaited", |_, device| async move {
+            let awaited = async |byte| written_by_ring(&device, true, byte).await;
+            assert_eq!(awaited(1).await, 1, "nothing is known of it");
+            have_taken(&device, 90_000, 200);
+            assert_eq!(awaited(2).await, 0, "quick, and nothing else to do");
+            let plain = written_by_ring(&device, false, 3).await;
+            assert_eq!(plain, 1, "what nobody waits for takes its time");
+            have_taken(&device, 600_000, 16);
+            assert_eq!(awaited(4).await, 1, "it has become slow");
+            have_taken(&device, 90_000, 200);
+            device.file.pace.note_write(2_000_000);
+            assert_eq!(awaited(5).await, 1, "a write was an upset");
+        });
+    }
+
+    #[test]
+    fn a_core_writes_what_all_wait_for_by_itself_if_nobody_would_miss_it() {
+        with_device("apart", |platform, device| async move {
+            let awaited = async |byte| written_by_ring(&device, true, byte).await;
+            have_taken(&device, 90_000, 200);
+            let mut read = std::pin::pin!(device.read(0, platform.buffers().take(4096)));
+            let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(read.as_mut().poll(cx)));
+            assert!(begun.await.is_pending());
+            let writing = awaited(1).await;
+            read.await.1.unwrap();
+            assert!(writing > 0, "a read is in flight");
+            let other_path = temporary("apart-other");
+            let other = UringDevice::open(&platform, &other_path, DeviceOptions::default());
+            assert_eq!(awaited(2).await, 1, "it serves another device");
+            drop(other);
+            fs::remove_file(other_path).unwrap();
+            assert_eq!(awaited(3).await, 0, "and does no more");
+        });
+    }
+
+    /// Whoever says how flushes are made does not want the core to stand still for a write either.
+    #[test]
+    fn a_core_writes_nothing_by_itself_unless_it_may_choose_how_to_flush() {
+        with_device("told", |_, mut device| async move {
+            have_taken(&device, 90_000, 200);
+            for (method, handed) in [
+                (FlushMethod::HelperThread, 1),
+                (FlushMethod::RingFsync, 1),
+                (FlushMethod::Blocking, 1),
+                (FlushMethod::Adaptive, 0),
+            ] {
+                let file = std::rc::Rc::get_mut(&mut device.file).expect("nobody else has it");
+                file.options.flush = method;
+                let by_ring = written_by_ring(&device, true, handed as u8 + 7).await;
+                assert_eq!(by_ring, handed, "{method:?}");
+            }
+        });
+    }
+
     /// Each of them is done, and the first that finds no room is not behind the others.
     #[test]
     fn the_core_makes_calls_that_the_helper_has_no_room_for() {
