@@ -10,7 +10,7 @@ use flagstone_device::engine::{
     Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, Handle, JOURNALED_MAX_BYTES,
     Stability, gathered,
 };
-use flagstone_platform::Platform;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
 
 use support::{BLOCK, begin, fill, named, write};
@@ -156,7 +156,7 @@ fn whoever_reads_it_finds_it() {
         // And who writes a part of a block.
         let change = journaled(dvol, 60 * BLOCK, &data);
         commit(&engine, vec![change]).await.expect("writes");
-        let part = flagstone_platform::IoBuf::copy_of(&[9; 10]);
+        let part = IoBuf::copy_of(&[9; 10]);
         let patched = engine.write(dvol, 60 * BLOCK + 5, part, Stability::Stable);
         patched.await.expect("writes");
         let mut expected = padded(&data);
@@ -406,6 +406,159 @@ fn what_it_is_not_for_is_refused() {
         let all = vec![journaled(dvol, 0, &most)];
         commit(&engine, all).await.expect("writes");
         assert_eq!(read(&engine, dvol, 0, most.len() as u64).await, most);
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// Whoever clears a log would wait for what he has just got rid of.
+#[test]
+fn what_takes_its_place_does_not_wait_for_a_checkpoint() {
+    with_engine(64 << 20, async |_, _, engine, dvol| {
+        for at in [0, 8, 16, 24] {
+            let change = journaled(dvol, at * BLOCK, &content(at, 8_000));
+            commit(&engine, vec![change]).await.expect("writes");
+        }
+        let before = engine.counters().checkpoints.get();
+        let over = journaled(dvol, 0, &content(50, 8_000));
+        commit(&engine, vec![over]).await.expect("writes over it");
+        let gone = deallocated(dvol, 8 * BLOCK, BLOCK);
+        commit(&engine, vec![gone]).await.expect("deallocates");
+        let gone = engine.deallocate(dvol, 16 * BLOCK, BLOCK, Stability::Stable);
+        gone.await.expect("deallocates");
+        // Whole blocks: nobody has to know what was in them.
+        write(&engine, dvol, 24 * BLOCK, BLOCK)
+            .await
+            .expect("writes");
+        let data = IoBuf::copy_of(&[9; 4096]);
+        let change = Change::Write {
+            handle: dvol,
+            offset_bytes: 25 * BLOCK,
+            data,
+            meta: 0,
+        };
+        commit(&engine, vec![change]).await.expect("writes");
+        assert_eq!(engine.counters().checkpoints.get(), before);
+        // Half of each of two is left, of one nothing.
+        let found = read(&engine, dvol, 0, 32 * BLOCK).await;
+        assert!(engine.counters().checkpoints.get() > before, "a read waits");
+        let mut expected = vec![0; 32 * BLOCK as usize];
+        expected[..8192].copy_from_slice(&padded(&content(50, 8_000)));
+        for at in [8, 16] {
+            let from = at as usize * 4096;
+            expected[from + 4096..from + 8192]
+                .copy_from_slice(&padded(&content(at, 8_000))[4096..]);
+        }
+        expected[24 * 4096..25 * 4096].fill(7);
+        expected[25 * 4096..26 * 4096].fill(9);
+        assert!(found == expected);
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// Has data in the journal alone, deletes its dvol, and makes another one in its slot.
+async fn followed(engine: &Engine<SimPlatform>, dvol: Handle) -> Handle {
+    for at in [0, 8, 100] {
+        let change = journaled(dvol, at * BLOCK, &content(at, 8_000));
+        commit(engine, vec![change]).await.expect("writes");
+    }
+    engine.delete(dvol, false).await.expect("deletes");
+    engine.wait_until_reaped().await.expect("reaps");
+    let next = engine.create(reserved()).await.expect("creates");
+    assert_eq!(next.slot, dvol.slot, "the one that has become free");
+    next
+}
+
+async fn assert_zeros(engine: &Engine<SimPlatform>, dvol: Handle) {
+    let found = read(engine, dvol, 0, DVOL_BYTES).await;
+    assert!(found.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_dvol_has_nothing_of_the_one_that_had_its_slot() {
+    with_engine(64 << 20, async |_, _, engine, dvol| {
+        let used = engine.space().used_bytes;
+        let before = engine.counters().checkpoints.get();
+        let next = followed(&engine, dvol).await;
+        assert_eq!(engine.counters().checkpoints.get(), before);
+        for _ in 0..2 {
+            engine.checkpoint().await.expect("checkpoints");
+            assert_eq!(engine.space().used_bytes, used);
+            assert_zeros(&engine, next).await;
+        }
+        engine.stop().await.expect("stops");
+    });
+}
+
+#[test]
+fn a_dvol_has_nothing_of_the_one_that_had_its_slot_after_a_power_loss() {
+    let disk = SimDisk::new(DiskConfig::new(64 << 20));
+    let world = World::new(5);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let used = world.block_on(0, async move {
+        let engine = begin(&platform, &on, EngineOptions::default()).await;
+        let dvol = engine.create(reserved()).await.expect("creates");
+        engine.checkpoint().await.expect("checkpoints");
+        let used = engine.space().used_bytes;
+        let before = engine.counters().checkpoints.get();
+        followed(&engine, dvol).await;
+        engine.flush().await.expect("flushes");
+        assert_eq!(engine.counters().checkpoints.get(), before);
+        used
+    });
+    drop(world);
+    disk.power_loss(&mut Rng::new(1));
+    let world = World::new(6);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engine = reopened(&platform, &disk).await;
+        let dvol = engine.dvol("log").expect("is there").handle;
+        assert_zeros(&engine, dvol).await;
+        engine.checkpoint().await.expect("checkpoints");
+        assert_eq!(engine.space().used_bytes, used);
+        assert_zeros(&engine, dvol).await;
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// A group takes 131,008 bytes of records. The most that may be in the journal alone is half of that, and a batch can't name as many ranges as the
+/// rest would take, so one of its changes maps blocks.
+#[test]
+fn what_a_batch_records_fits_a_group_or_is_refused() {
+    const GROUP_BYTES: u64 = 32 * BLOCK - 64;
+    with_engine(256 << 20, async |_, _, engine, dvol| {
+        let other = engine.create(named("other", 0)).await;
+        let other = other.expect("creates");
+        // Of a record beside its data, of one that maps blocks, and of each of these.
+        let (mapped, left) = (5_000, GROUP_BYTES - (28 + JOURNALED_MAX_BYTES as u64));
+        let gone = (left - (35 + mapped * 9)) / 38;
+        let all = content(3, JOURNALED_MAX_BYTES);
+        let batch = |gone: u64| {
+            let mut changes = vec![journaled(dvol, 0, &all)];
+            changes.push(Change::Write {
+                handle: other,
+                offset_bytes: 0,
+                data: IoBuf::copy_of(&vec![5; (mapped * BLOCK) as usize]),
+                meta: 0,
+            });
+            let behind = (0..gone).map(|at| deallocated(other, (mapped + 2 * at) * BLOCK, BLOCK));
+            changes.extend(behind);
+            changes
+        };
+        let change = journaled(dvol, 100 * BLOCK, &[1]);
+        let first = commit(&engine, vec![change]).await.expect("writes")[0];
+        let before = engine.counters().checkpoints.get();
+        assert_eq!(
+            commit(&engine, batch(gone + 1)).await,
+            Err(DvolError::Invalid)
+        );
+        assert_eq!(read(&engine, dvol, 0, BLOCK).await, vec![0; 4096]);
+        assert_eq!(engine.counters().checkpoints.get(), before);
+        let lsns = commit(&engine, batch(gone)).await.expect("is done");
+        assert_eq!(lsns.len() as u64, gone + 2);
+        assert_eq!(lsns[0], first.next(), "what was refused took none");
+        assert_eq!(read(&engine, dvol, 0, all.len() as u64).await, all);
+        let last = read(&engine, other, (mapped - 1) * BLOCK, 2 * BLOCK).await;
+        assert_eq!(last, [[5; 4096], [0; 4096]].concat());
         engine.stop().await.expect("stops");
     });
 }

@@ -1,5 +1,6 @@
 //! Segments of a file: nobody waits for the zeros that are written over them, and those never come later than data.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -44,12 +45,21 @@ impl Background for Slow {
 
 /// Opens the journals of a device, of as many as it was formatted with.
 async fn open(platform: &SimPlatform, disk: &SimDisk) -> Vec<Engine<SimPlatform>> {
+    open_with(platform, disk, EngineOptions::default()).await
+}
+
+/// The same with these options, but that segments are laid out.
+async fn open_with(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    options: EngineOptions,
+) -> Vec<Engine<SimPlatform>> {
     let device = platform.open(disk);
     let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
     let (superblock, shared) = prepared.expect("has a superblock");
     let options = EngineOptions {
         prewrite_segments: true,
-        ..EngineOptions::default()
+        ..options
     };
     let one = |journal| {
         let (device, shared, superblock) = (device.clone(), shared.clone(), superblock.clone());
@@ -193,13 +203,15 @@ fn nobody_waits_for_zeros() {
     assert_clean(&disk.stable_image());
 }
 
-/// A client with one operation in flight found the device busy with zeros each time, since they leave no turn unused that nobody gives.
-#[test]
-fn zeros_leave_the_device_to_others_unless_blocks_run_short() {
+/// Steps of zeros, in their order, in each of these times in milliseconds, before which the dvol is filled up to that MiB. A write takes as long as it is told,
+/// and nobody gives turns.
+fn steps_of_zeros(write_ns: u64, rest_times: Option<u64>, times: &[(u64, u64)]) -> Vec<u64> {
     let mut config = DiskConfig::new(DEVICE_BYTES);
-    config.latency.write_ns = MS..=MS;
+    config.latency.write_ns = write_ns..=write_ns;
     config.latency.per_kib_ns = 0;
-    run(&SimDisk::new(config), |platform, disk| async move {
+    let found = Rc::new(RefCell::new(Vec::new()));
+    let (steps, times) = (found.clone(), times.to_vec());
+    run(&SimDisk::new(config), move |platform, disk| async move {
         let device = platform.open(&disk);
         let format = FormatOptions {
             journal_count: 1,
@@ -207,24 +219,53 @@ fn zeros_leave_the_device_to_others_unless_blocks_run_short() {
         };
         let formatted = format_device(&platform, &device, format).await;
         formatted.expect("formats");
-        let engine = &open(&platform, &disk).await[0];
+        let mut options = EngineOptions::default();
+        if let Some(rest_times) = rest_times {
+            options.zeros_rest_times = rest_times;
+        }
+        let engine = &open_with(&platform, &disk, options).await[0];
         let dvol = create(engine, "filled", 0).await;
-        let steps_in = async |ms: u64| {
+        let mut filled = 0;
+        for (up_to, ms) in times {
+            fill(engine, dvol, filled..up_to).await;
+            filled = up_to;
             let before = prewritten(engine);
             platform.sleep_ns(ms * MS).await;
-            (prewritten(engine) - before) / (256 << 10)
-        };
-        // Of the 32 MiB that are left when the next segment is begun with most are there.
-        fill(engine, dvol, 0..90).await;
-        let steps = steps_in(300).await;
-        assert!(
-            (80..=100).contains(&steps),
-            "{steps}: a third of the time, at most"
-        );
-        fill(engine, dvol, 90..108).await;
-        let steps = steps_in(60).await;
-        assert!((50..=60).contains(&steps), "{steps}: one behind the other");
+            let steps_made = (prewritten(engine) - before) / (256 << 10);
+            steps.borrow_mut().push(steps_made);
+        }
     });
+    found.take()
+}
+
+/// A client with one operation in flight found the device busy with zeros each time, since they leave no turn unused that nobody gives.
+#[test]
+fn zeros_leave_the_device_to_others_unless_blocks_run_short() {
+    // Of the 32 MiB that are left when the next segment is begun with most are there.
+    let steps = steps_of_zeros(MS, None, &[(90, 300), (108, 60)]);
+    let [rested, hurried] = steps[..] else {
+        panic!("{steps:?}");
+    };
+    assert!(
+        (80..=100).contains(&rested),
+        "{rested}: a third of the time, at most"
+    );
+    assert!(
+        (50..=60).contains(&hurried),
+        "{hurried}: one behind the other"
+    );
+}
+
+/// Three times as long as a step took is more than they may rest behind one of a millisecond.
+#[test]
+fn zeros_rest_as_long_as_it_is_told() {
+    let steps = steps_of_zeros(MS / 5, None, &[(90, 300)])[0];
+    // 200 us and three times as long.
+    assert!((338..=412).contains(&steps), "{steps}: a quarter");
+    let steps = steps_of_zeros(MS / 5, Some(1), &[(90, 100)])[0];
+    assert!((225..=275).contains(&steps), "{steps}: half");
+    let steps = steps_of_zeros(MS, Some(0), &[(90, 300)])[0];
+    assert!((270..=300).contains(&steps), "{steps}: all of it");
 }
 
 /// It was the checkpointer that laid out the next segment, and changes waited for room in the ring.
