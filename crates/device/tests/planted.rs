@@ -370,3 +370,50 @@ fn an_image_that_was_cut_off() {
     assert_found(&short, Kind::Device, Severity::Loss, "it was cut off");
     assert_found(&short, Kind::Superblock, Severity::Harmless, "second copy");
 }
+
+/// The family, and of its dvol some data that the journal alone has.
+fn family_with_journaled() -> (Builder, Slot) {
+    let (mut builder, dvol, ..) = family();
+    let journaled = Record::Journaled {
+        slot: dvol,
+        lsn: builder.next_lsn(0, dvol),
+        start: VBlock(40),
+        data: (0..5_000).map(|at| at as u8).collect(),
+    };
+    builder.unit(0, vec![journaled]);
+    let report = check(&builder.image);
+    assert!(report.is_clean(), "{}", report.words());
+    (builder, dvol)
+}
+
+fn next_snapshot(builder: &Builder, dvol: Slot) -> Record {
+    Record::Snapshot {
+        slot: dvol,
+        layer_slot: builder.free_slots(0, 1)[0],
+        head: builder.state(0).next_layer,
+        created_ns: 3,
+        name: "tuesday".into(),
+    }
+}
+
+/// A layer's map could not be changed by the checkpoint that gives such data blocks.
+#[test]
+fn a_snapshot_of_data_that_the_journal_alone_has() {
+    let (mut builder, dvol) = family_with_journaled();
+    let snapshot = next_snapshot(&builder, dvol);
+    // No state would apply it.
+    builder.group(0, &[vec![snapshot]]);
+    let words = "a dvol without data in the journal alone";
+    assert_found(&builder.image, Kind::Journal, Severity::Loss, words);
+}
+
+/// Once a checkpoint has given it blocks there is nothing against it.
+#[test]
+fn a_snapshot_behind_the_checkpoint_that_gave_such_data_blocks_is_right() {
+    let (mut builder, dvol) = family_with_journaled();
+    builder.checkpoint(0, false);
+    let snapshot = next_snapshot(&builder, dvol);
+    builder.unit(0, vec![snapshot]);
+    let report = check(&builder.image);
+    assert!(report.is_clean(), "{}", report.words());
+}

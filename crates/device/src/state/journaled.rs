@@ -268,3 +268,6 @@ impl State {
         Some(())
     }
 }
+
+#[cfg(test)]
+mod tests;
