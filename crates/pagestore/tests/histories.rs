@@ -62,6 +62,10 @@ struct History {
     given: BTreeSet<BlockPtr>,
     /// Of those, such as had been somebody's since that start.
     again: usize,
+    /// The store of this life.
+    store: Option<TestStore>,
+    /// Groups of all lives whose frame went to the device's journal alone.
+    journaled: u64,
 }
 
 /// Takes out of the history what the store has lost since. Waits for nothing. False if the store has failed
@@ -428,6 +432,7 @@ struct Outcome {
     kept: usize,
     conflicts: usize,
     again: usize,
+    journaled: u64,
 }
 
 fn config(faults: FaultConfig) -> DiskConfig {
@@ -477,6 +482,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
             let store = open_with(&platform, &engine, options).await;
             shared.borrow_mut().verifier = store.verifier();
             shared.borrow_mut().given.clear();
+            shared.borrow_mut().store = Some(store.clone());
             on.set_faults(faults);
             for _ in 0..CLIENTS {
                 let client_rng = Rng::new(seeds.next_u64());
@@ -492,6 +498,9 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
         });
         let moment = rng.below(12_000_000);
         world.run_for(moment);
+        let ended = history.borrow_mut().store.take();
+        let journaled = ended.map_or(0, |store| store.counters().groups_journaled);
+        history.borrow_mut().journaled += journaled;
         let mut crash = world.crash();
         disk.power_loss(&mut crash);
         disk.set_faults(FaultConfig::default());
@@ -504,6 +513,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
         conflicts: history.conflicts,
         lost: history.lost,
         again: history.again,
+        journaled: history.journaled,
     }
 }
 
@@ -558,10 +568,11 @@ fn run_all(seeds: std::ops::Range<u64>, faults: &FaultConfig) -> Outcome {
         sum.conflicts += outcome.conflicts;
         sum.lost += outcome.lost;
         sum.again += outcome.again;
+        sum.journaled += outcome.journaled;
     }
     println!(
-        "{} commits, {} durable, {} conflicts, {} lost, {} blocks given again",
-        sum.events, sum.kept, sum.conflicts, sum.lost, sum.again
+        "{} commits, {} durable, {} conflicts, {} lost, {} blocks given again, {} groups in the journal alone",
+        sum.events, sum.kept, sum.conflicts, sum.lost, sum.again, sum.journaled
     );
     assert!(sum.again > 100, "too few blocks that others had");
     sum
@@ -572,6 +583,7 @@ fn a_crash_leaves_a_beginning_with_everything_durable() {
     let sum = run_all(0..100, &FaultConfig::default());
     assert!(sum.events > 3_000 && sum.kept > 3_000, "too few commits");
     assert!(sum.conflicts > 300, "too few conflicts");
+    assert!(sum.journaled > 140, "too few groups in the journal alone");
 }
 
 /// Writes fail so often that a group is now and then given up though it is tried twice.
@@ -586,4 +598,5 @@ fn failing() -> FaultConfig {
 fn failing_reads_writes_and_flushes_lose_nothing_durable() {
     let sum = run_all(1_000..1_200, &failing());
     assert!(sum.lost > 30, "too few groups lost");
+    assert!(sum.journaled > 170, "too few groups in the journal alone");
 }
