@@ -4,6 +4,7 @@ mod commits;
 mod generations;
 mod golden;
 mod histories;
+mod journaled;
 mod limits;
 mod log;
 mod places;

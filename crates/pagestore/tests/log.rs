@@ -17,11 +17,11 @@ use flagstone_sim::{
 use support::*;
 
 /// Where data lies on a device of 64 MiB with one journal.
-const DATA: std::ops::Range<u64> = 259 * 4096..64 * MIB;
-const LOG: &str = ".pagestore-log";
+pub(super) const DATA: std::ops::Range<u64> = 259 * 4096..64 * MIB;
+pub(super) const LOG: &str = ".pagestore-log";
 
 /// A page of bytes that have nothing in common, but for the number of the change.
-fn page(seed: u8, change: u8) -> Vec<u8> {
+pub(super) fn page(seed: u8, change: u8) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..4096_u32)
         .map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8 ^ seed)
         .collect();
@@ -29,7 +29,7 @@ fn page(seed: u8, change: u8) -> Vec<u8> {
     bytes
 }
 
-fn write(ptr: PagePtr, slot: PageSlot, bytes: &[u8]) -> PageWrite {
+pub(super) fn write(ptr: PagePtr, slot: PageSlot, bytes: &[u8]) -> PageWrite {
     PageWrite {
         ptr,
         slot,
@@ -48,7 +48,12 @@ async fn pages(store: &TestStore) -> Vec<PagePtr> {
 }
 
 /// Gives all pages the same change, in one commit, and waits until that is durable.
-async fn change_all(store: &TestStore, pages: &[PagePtr], slot: PageSlot, change: u8) -> PageSlot {
+pub(super) async fn change_all(
+    store: &TestStore,
+    pages: &[PagePtr],
+    slot: PageSlot,
+    change: u8,
+) -> PageSlot {
     let writes = pages.iter().enumerate();
     let commit = Commit {
         writes: writes
@@ -61,7 +66,7 @@ async fn change_all(store: &TestStore, pages: &[PagePtr], slot: PageSlot, change
     committed.slot
 }
 
-async fn assert_all(store: &TestStore, pages: &[PagePtr], change: u8) {
+pub(super) async fn assert_all(store: &TestStore, pages: &[PagePtr], change: u8) {
     for (number, ptr) in pages.iter().enumerate() {
         let read = store.read(*ptr).await.expect("readable");
         assert!(
@@ -102,7 +107,7 @@ fn a_commit_of_many_pages_is_one_block_and_a_page_comes_to_its_place_once() {
 }
 
 /// Pages of a large block with one byte throughout.
-fn contents(first: PagePtr, byte: u8, pages: usize) -> Commit {
+pub(super) fn contents(first: PagePtr, byte: u8, pages: usize) -> Commit {
     let range = RangeWrite {
         first,
         data: filled(byte, pages * 8192),
@@ -113,7 +118,7 @@ fn contents(first: PagePtr, byte: u8, pages: usize) -> Commit {
     }
 }
 
-async fn durably(store: &TestStore, commit: &Commit) {
+pub(super) async fn durably(store: &TestStore, commit: &Commit) {
     let committed = store.commit(commit).await.expect("commits");
     store.wait(committed.ticket).await.expect("is durable");
 }
@@ -316,7 +321,7 @@ fn life(seed: u64) -> (SimDisk, Vec<PagePtr>) {
     (disk, pages)
 }
 
-async fn opened(
+pub(super) async fn opened(
     platform: &SimPlatform,
     disk: &SimDisk,
 ) -> (Engine<SimPlatform>, Result<TestStore, StoreError>) {
@@ -403,7 +408,7 @@ async fn flip(engine: &Engine<SimPlatform>, log: Handle, at: u64) {
 }
 
 /// The place of the frame with the last change: the last whose head is one.
-async fn last_frame(engine: &Engine<SimPlatform>, log: Handle, size_bytes: u64) -> u64 {
+pub(super) async fn last_frame(engine: &Engine<SimPlatform>, log: Handle, size_bytes: u64) -> u64 {
     let mut last = (0, 0);
     for at in (4096..size_bytes).step_by(4096) {
         let bytes = bytes_of(engine.read(log, at, 4096).await.expect("readable"));

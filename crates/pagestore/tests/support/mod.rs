@@ -64,14 +64,21 @@ pub(crate) async fn open_store(
 ) -> TestStore {
     let options = StoreOptions {
         injected_one_in,
-        // As small as the cache below.
+        ..options()
+    };
+    open_with(platform, engine, options).await
+}
+
+fn options() -> StoreOptions {
+    StoreOptions {
+        injected_one_in: 0,
+        // As small as the cache above.
         recent_bytes: 64 << 10,
         // Soon full.
         log_bytes: 256 << 10,
         // Then the device can lose groups: a journal that can't be written ends everything. Histories have both.
         journaled_bytes: 0,
-    };
-    open_with(platform, engine, options).await
+    }
 }
 
 pub(crate) async fn open_with(
@@ -88,9 +95,30 @@ pub(crate) async fn begin(
     platform: &SimPlatform,
     disk: &SimDisk,
 ) -> (Engine<SimPlatform>, TestStore) {
+    begin_journaling_up_to(platform, disk, 0).await
+}
+
+/// The same with frames of commits that are alone in the device's journal, as they usually are.
+pub(crate) async fn begin_journaling(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+) -> (Engine<SimPlatform>, TestStore) {
+    begin_journaling_up_to(platform, disk, 32 << 10).await
+}
+
+/// The same with such frames of up to so many bytes.
+pub(crate) async fn begin_journaling_up_to(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    journaled_bytes: usize,
+) -> (Engine<SimPlatform>, TestStore) {
     format(platform, disk).await;
     let engine = open_engine(platform, disk).await;
-    let store = open_store(platform, &engine, 0).await;
+    let options = StoreOptions {
+        journaled_bytes,
+        ..options()
+    };
+    let store = open_with(platform, &engine, options).await;
     for (id, geometry) in [(SMALL, small()), (LARGE, large())] {
         store.create_extent(id, geometry).await.expect("creates");
     }
