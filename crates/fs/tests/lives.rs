@@ -72,6 +72,25 @@ fn judged(
     })
 }
 
+/// What happened in some lives.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    calls: usize,
+    /// Groups of commits that were lost, and such as were in the device's journal alone.
+    lost: u64,
+    journaled: u64,
+}
+
+impl Sum {
+    fn add(self, other: Sum) -> Sum {
+        Sum {
+            calls: self.calls + other.calls,
+            lost: self.lost + other.lost,
+            journaled: self.journaled + other.journaled,
+        }
+    }
+}
+
 /// Some lives of a filesystem, each ended by a power loss in the middle of everything, `longest_ns` after its
 /// begin at the latest. Gives the number of calls.
 fn run(
@@ -81,6 +100,18 @@ fn run(
     promote_bytes: u64,
     faults: &FaultConfig,
 ) -> usize {
+    let size = (longest_ns, promote_bytes);
+    run_journaling(seed, clients, size, faults, 32 << 10).calls
+}
+
+/// The same with frames of up to so many bytes in the device's journal.
+fn run_journaling(
+    seed: u64,
+    clients: u64,
+    (longest_ns, promote_bytes): (u64, u64),
+    faults: &FaultConfig,
+    journaled_bytes: usize,
+) -> Sum {
     let mut rng = Rng::new(seed);
     let plan = Plan {
         clients,
@@ -101,34 +132,41 @@ fn run(
     });
     let _ = first.crash();
     let history = History::default();
-    let mut calls = 0;
+    let mut sum = Sum::default();
     for life in 0..4 {
         let world = World::new(seed * 100 + life);
         let (platform, on) = (world.platform(0), disk.clone());
         let (plan, faults, shared) = (plan.clone(), faults.clone(), history.clone());
         let mut seeds = Rng::new(rng.next_u64());
+        let opened = Rc::new(RefCell::new(None));
+        let kept = opened.clone();
         // The clock goes on, from the beginning on: told times that lie ahead of it lead the judge astray.
         let begin_ns = (life + 1) * 1_000_000_000;
         world.spawn(0, async move {
             platform.sleep_ns(begin_ns).await;
             let engine = open_engine(&platform, &on).await;
-            let all = open_all(&platform, &engine, 50).await;
+            let all = open_all_with(&platform, &engine, 50, journaled_bytes).await;
             let fs = all.open_by_name(NAME).await.expect("is there");
+            *kept.borrow_mut() = Some(all);
             on.set_faults(faults);
             shared.start(&platform, &fs, &plan, &mut seeds);
         });
         world.run_for(begin_ns + rng.below(longest_ns));
+        let counters = opened.take().map(|all| all.store_counters());
+        let counters = counters.unwrap_or_default();
+        sum.lost += counters.groups_lost;
+        sum.journaled += counters.groups_journaled;
         let mut crash = world.crash();
         disk.power_loss(&mut crash);
         disk.set_faults(FaultConfig::default());
         let tree = looked_at(seed * 100 + life + 50, &disk);
-        calls += history.len();
+        sum.calls += history.len();
         let after = World::new(seed);
         let verdict = judged(&after, (&model, &matching), &history, tree);
         let verdict = verdict.unwrap_or_else(|what| panic!("seed {seed}, life {life}: {what}"));
         (model, matching) = (verdict.model, verdict.matching);
     }
-    calls
+    sum
 }
 
 #[test]
@@ -179,22 +217,33 @@ fn lives_of_large_files_lose_nothing_that_was_answered() {
     assert!((20..30).map(long).sum::<usize>() > 4_000);
 }
 
+/// Half of them, with one to four clients, put no frame into the device's journal, so that a group is lost now and then
+/// and life goes on: in the journal what can't be written fences the device.
 fn failing_lives(seeds: std::ops::Range<u64>, promote_bytes: u64) {
-    let calls: usize = seeds
-        .map(|seed| run(seed, 1 + seed % 4, LONG_NS, promote_bytes, &failing()))
-        .sum();
-    println!("{calls} calls");
+    let of_seed = |seed: u64| {
+        let journaled_bytes = [0, 32 << 10][seed as usize / 4 % 2];
+        let size = (LONG_NS, promote_bytes);
+        run_journaling(seed, 1 + seed % 4, size, &failing(), journaled_bytes)
+    };
+    let Sum {
+        calls,
+        lost,
+        journaled,
+    } = seeds.map(of_seed).fold(Sum::default(), Sum::add);
+    println!("{calls} calls, {lost} groups lost, {journaled} in the journal alone");
     assert!(calls > 1_000);
+    assert!(lost > 5, "too few groups lost: {lost}");
+    assert!(journaled > 600, "too few in the journal alone: {journaled}");
 }
 
 #[test]
 fn failing_disks_lose_nothing_that_was_answered() {
-    failing_lives(100..130, PROMOTE_BYTES);
+    failing_lives(100..160, PROMOTE_BYTES);
 }
 
 #[test]
 fn failing_disks_lose_nothing_of_large_files_that_was_answered() {
-    failing_lives(130..160, SMALL);
+    failing_lives(130..190, SMALL);
 }
 
 /// Those that the judge once could not judge: after a fence, with clocks that lay behind told times, with writes
@@ -410,8 +459,9 @@ fn the_blocks_of_a_large_file_are_given_back() {
     });
 }
 
-/// A client writes, commits, and may forget what it wrote if both say the same verifier. True if they did.
-fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> bool {
+/// A client writes, commits, and may forget what it wrote if both say the same verifier. Whether they did, and how many groups
+/// were lost.
+fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> (bool, u64) {
     let disk = SimDisk::new(config());
     let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk.clone());
@@ -419,8 +469,8 @@ fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> bool {
         write_error: 0.4,
         ..FaultConfig::default()
     };
-    let is_told = world.block_on(0, async move {
-        let (_, _, fs) = begin_with(&platform, &on, promote_bytes).await;
+    let (is_told, lost) = world.block_on(0, async move {
+        let (_, all, fs) = begin_losing(&platform, &on, promote_bytes).await;
         let root = Client::root(&fs);
         let file = root.file(root.top(), "file").await.expect("makes");
         if promote_bytes == 0 {
@@ -431,7 +481,9 @@ fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> bool {
         let written = fs.write(&caller, file, 0, data, Stability::Unstable).await;
         let committed = fs.commit(&caller, file).await;
         let both = written.ok().zip(committed.ok());
-        both.is_some_and(|(written, committed)| written.verifier == committed.verifier)
+        let is_told =
+            both.is_some_and(|(written, committed)| written.verifier == committed.verifier);
+        (is_told, all.store_counters().groups_lost)
     });
     let mut crash = world.crash();
     disk.power_loss(&mut crash);
@@ -450,12 +502,16 @@ fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> bool {
         engine.stop().await.expect("stops");
     });
     let _ = world.crash();
-    is_told
+    (is_told, lost)
 }
 
-fn commit_on_failing_disks(promote_bytes: u64) {
-    let told = (0..200).filter(|n| commit_on_a_failing_disk(n * 2, promote_bytes));
-    let told = told.count();
+fn commit_on_failing_disks(promote_bytes: u64, lost_min: u64) {
+    let all = (0..200).map(|n| commit_on_a_failing_disk(n * 2, promote_bytes));
+    let (told, lost) = all.fold((0, 0), |(told, lost), one| {
+        (told + u64::from(one.0), lost + one.1)
+    });
+    println!("{told} were told, {lost} groups lost");
+    assert!(lost >= lost_min, "too few groups lost: {lost}");
     assert!(
         told > 20 && told < 190,
         "{told} of 200 were told that it survives"
@@ -464,10 +520,11 @@ fn commit_on_failing_disks(promote_bytes: u64) {
 
 #[test]
 fn a_commit_that_says_the_same_verifier_has_lost_nothing() {
-    commit_on_failing_disks(PROMOTE_BYTES);
+    commit_on_failing_disks(PROMOTE_BYTES, 13);
 }
 
 #[test]
 fn a_commit_of_a_large_file_that_says_the_same_verifier_has_lost_nothing() {
-    commit_on_failing_disks(0);
+    // What fails is the file's own data, of which the page store knows nothing.
+    commit_on_failing_disks(0, 0);
 }

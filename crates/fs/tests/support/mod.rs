@@ -51,8 +51,8 @@ pub(crate) async fn open_all(
     open_all_with(platform, engine, injected_one_in, 32 << 10).await
 }
 
-/// The same with frames of the log of up to so many bytes in the device's journal.
-async fn open_all_with(
+/// The same with frames of the log of up to so many bytes in the device's journal. With none, each group of commits can be lost.
+pub(crate) async fn open_all_with(
     platform: &SimPlatform,
     engine: &Engine<SimPlatform>,
     injected_one_in: u64,
