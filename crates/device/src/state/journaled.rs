@@ -6,7 +6,7 @@
 //! is soon worthless: a log.
 //!
 //! Until then the map says what was there before. Whoever looks at the map asks [`State::has_journaled`] first. Layers have none: a map that others share
-//! nodes with can't be changed, so whoever takes a snapshot of a dvol that has some waits for a checkpoint.
+//! nodes with can't be changed, so no snapshot is taken of a dvol that such data is written to.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -61,8 +61,8 @@ pub enum Scene {
     Sectors,
     /// The first segment is laid out while it is in use, as on a file.
     Zeros,
-    /// Data that the journal alone has, written over, deallocated, read and kept by snapshots, with checkpoints between, and the power
-    /// fails after a few groups.
+    /// Data that the journal alone has, written over, deallocated and read, with checkpoints between, and changes of a dvol with snapshots in the same
+    /// units; the power fails after a few groups.
     Journaled,
 }
 
