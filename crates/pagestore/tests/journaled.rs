@@ -85,10 +85,10 @@ fn two_commits_in_a_group_are_not_alone() {
         let (pages, slot) = four_pages(&platform, &store).await;
         let both = async || {
             let mut tickets = Vec::new();
-            for number in 0..2 {
-                let bytes = page(number as u8, 1);
+            for (number, ptr) in (0..).zip(&pages[..2]) {
+                let bytes = page(number, 1);
                 let commit = Commit {
-                    writes: vec![write(pages[number], slot, &bytes)],
+                    writes: vec![write(*ptr, slot, &bytes)],
                     ..Commit::default()
                 };
                 tickets.push(store.commit(&commit).await.expect("commits").ticket);
