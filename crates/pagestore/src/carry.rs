@@ -118,7 +118,14 @@ impl<P: Platform> Inner<P> {
                     offset_bytes: *at,
                     data: frame[..].into(),
                 };
-                self.commit_all(vec![change]).await
+                match self.commit_all(vec![change]).await {
+                    // The device takes no such data for this log: it has a snapshot, or isn't reserved as a whole. Its own blocks do as well.
+                    Err(DvolError::Invalid) => {
+                        let (data, stable) = (aligned(frame), DeviceStability::Stable);
+                        self.engine.write(log, *at, data, stable).await.map(drop)
+                    }
+                    done => done,
+                }
             }
             (Way::Frame(at, frame, beside), Some(log)) if beside.is_empty() => {
                 let (data, stable) = (aligned(frame), DeviceStability::Stable);

@@ -33,7 +33,7 @@ const INJECTED_ONE_IN: u64 = 500;
 /// The log: seconds of the busiest work, and read at a start within some tenths of one.
 const LOG_BYTES: u64 = 32 << 20;
 
-/// A frame of so many bytes costs the ring of the device's journal eight groups without.
+/// A frame of so many bytes takes nine blocks of the ring of the device's journal, where a group without one takes one.
 const JOURNALED_BYTES: usize = 32 << 10;
 
 /// Pages of trees for some hundred thousand files.
