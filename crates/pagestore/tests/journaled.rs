@@ -76,6 +76,29 @@ fn a_commit_alone_is_one_transfer() {
     }
 }
 
+/// Nobody takes a snapshot of the log, but if one was taken the device takes no such data, and commits go on as they did before there was any.
+#[test]
+fn a_log_with_a_snapshot_is_written_to_its_own_blocks() {
+    let (world, disk) = (World::new(1), new_disk());
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (engine, store) = begin_journaling(&platform, &disk).await;
+        let mut dvols = engine.dvols().into_iter();
+        let log = dvols.find(|dvol| dvol.name == ".pagestore-log");
+        let log = log.expect("is there").handle;
+        let taken = engine.snapshot(&[(log, "monday".into())]).await;
+        taken.expect("takes one");
+        let (pages, slot) = four_pages(&platform, &store).await;
+        let change = async || {
+            change_all(&store, &pages, slot, 1).await;
+        };
+        let cost = cost(&disk, &store, change).await;
+        assert_eq!((cost.writes, cost.groups), (2, 1));
+        assert_eq!(store.counters().groups_lost, 0);
+        assert_all(&store, &pages, 1).await;
+    });
+}
+
 #[test]
 fn two_commits_in_a_group_are_not_alone() {
     let (world, disk) = (World::new(1), new_disk());
