@@ -1,6 +1,7 @@
 //! How groups become durable, and how what they changed comes to its place.
 //!
-//! The usual way: what a group changed is written to the log as one *frame*, a few blocks, and the group is durable. Its
+//! The usual way: what a group changed is written to the log as one *frame*, a few blocks, and the group is durable (that of one
+//! commit alone goes to the device's journal itself, if it is small). Its
 //! pages stay in memory until, some groups later, all that the log has is *put in its place*: in one atomic batch of the
 //! device layer, together with the log's header, which says that this is so. So a page that many groups change is
 //! written once, and at any moment the device has the state after some group, and the log what came after it.

@@ -19,7 +19,7 @@
 //! this and now like that. So both are tried, a few milliseconds each in turn, and what answers more is kept
 //! for a while (`Trial`), or until an answer takes so much more or less than it did that the load, or the disk, must be another one. What
 //! is found for reads says nothing about writes, nor what is found for small transfers anything about large ones: each of the four kinds of
-//! load has a trial of its own, which goes on where it was when such a load comes back (`Trials`).
+//! load has a trial of its own, which goes on where it was when such a load comes back (`Trials`), if that is soon.
 //!
 //! No clock and no I/O here: the caller says what time it is, in nanoseconds.
 
@@ -60,6 +60,8 @@ const KEEP_LEAST: u32 = 8;
 const BETTER_PART: u64 = 20;
 /// A device that nobody has asked for anything for so long says nothing about either way, in nanoseconds.
 const PAUSE_NS: u64 = 5_000_000;
+/// What was found so long before, in nanoseconds, is looked at again as soon as such a load has come back to stay: the device may be another by now.
+const STALE_NS: u64 = 4_000_000_000;
 
 /// Transfers of more bytes than this are large ones.
 const SMALL_MAX_BYTES: usize = 64 << 10;
@@ -144,8 +146,9 @@ struct Trial {
     waves: u32,
     answers: u64,
     began_ns: u64,
-    /// The last wave's end.
+    /// The last wave's end, and the last window's.
     ended_ns: u64,
+    window_ended_ns: u64,
     /// What an answer took in the better window of each way, in 16ths of a nanosecond.
     held_cost: Option<u64>,
     free_cost: Option<u64>,
@@ -182,6 +185,9 @@ impl Trial {
             return;
         }
         self.waves += 1;
+        if self.waves == 1 && now_ns.saturating_sub(self.window_ended_ns) > STALE_NS {
+            self.handle_stale();
+        }
         if self.waves <= SETTLE_WAVES {
             (self.began_ns, self.answers) = (now_ns, 0);
             return;
@@ -191,12 +197,22 @@ impl Trial {
             return;
         }
         let cost = now_ns.saturating_sub(self.began_ns).saturating_mul(16) / self.answers;
-        self.waves = 0;
+        (self.waves, self.window_ended_ns) = (0, now_ns);
         if self.windows < TRIAL_WINDOWS {
             self.note_tried(cost);
         } else {
             self.note_kept(cost);
         }
+    }
+
+    /// Nothing has been measured for a long time. The way that was found is kept for one window more: there may be no whole window for long.
+    fn handle_stale(&mut self) {
+        (self.changed, self.keep_least) = (0, KEEP_LEAST);
+        (self.held_cost, self.free_cost) = (None, None);
+        self.windows = match self.windows {
+            0..TRIAL_WINDOWS => 0,
+            _ => TRIAL_WINDOWS + KEEP_WINDOWS - 1,
+        };
     }
 
     fn note_tried(&mut self, cost: u64) {
@@ -240,6 +256,12 @@ impl Trial {
         if is_free != self.free_is_better {
             self.keep_least = KEEP_LEAST;
         }
+        tracing::debug!(
+            held_ns = held / 16,
+            free_ns = free / 16,
+            hold = !is_free,
+            "tried whether holding transfers pays: an answer takes"
+        );
         self.free_is_better = is_free;
         self.kept_cost = if is_free { free } else { held };
     }
@@ -631,6 +653,63 @@ mod tests {
         windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 10);
         assert!(!trial.holds(), "as good, and that is how it is now");
         windows(&mut trial, &mut now, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
+        assert!(trial.holds());
+    }
+
+    /// However long a trial was to rest: what was found seconds ago was found for a device as it was then.
+    #[test]
+    fn a_load_that_was_long_away_is_tried_again_soon() {
+        let mut trial = Trial::default();
+        let mut now = 0;
+        windows(&mut trial, &mut now, TRIAL_WINDOWS + 1, 10, 20);
+        trial.keep_least = KEEP_WINDOWS;
+        now += STALE_NS - 1_000_000_000;
+        windows(&mut trial, &mut now, 1 + TRIAL_WINDOWS, 20, 10);
+        assert!(trial.holds(), "not yet stale");
+        now += STALE_NS;
+        windows(&mut trial, &mut now, 1, 20, 10);
+        assert_eq!(trial.windows, 0, "one window in the way that was found");
+        windows(&mut trial, &mut now, TRIAL_WINDOWS, 20, 10);
+        assert!(!trial.holds());
+        // And without a whole window nothing is tried: what was found holds.
+        now += STALE_NS;
+        for _ in 0..100 {
+            now += 1_000_000;
+            trial.handle_end(now, 16, false);
+            trial.handle_end(now, 1, false);
+            assert!(!trial.holds());
+        }
+        windows(&mut trial, &mut now, 1, 20, 10);
+        assert_eq!(trial.windows, 0);
+    }
+
+    /// Halves of a trial that lie far apart are halves of two devices.
+    #[test]
+    fn a_trial_that_was_left_for_long_begins_anew() {
+        let mut trial = Trial::default();
+        let mut now = 0;
+        windows(&mut trial, &mut now, 1, 4, 4);
+        assert_eq!(trial.windows, 1);
+        now += 2 * STALE_NS;
+        windows(&mut trial, &mut now, TRIAL_WINDOWS, 20, 10);
+        assert_eq!(trial.windows, TRIAL_WINDOWS);
+        assert!(!trial.holds());
+    }
+
+    /// A window may take longer than that by itself.
+    #[test]
+    fn slow_windows_are_not_stale() {
+        let mut trial = Trial::default();
+        let mut now = 0;
+        let slow_us = STALE_NS / 1_000 / 16 / 8;
+        windows(
+            &mut trial,
+            &mut now,
+            TRIAL_WINDOWS + 3,
+            slow_us,
+            slow_us * 2,
+        );
+        assert_eq!(trial.windows, TRIAL_WINDOWS + 3);
         assert!(trial.holds());
     }
 

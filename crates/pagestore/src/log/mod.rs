@@ -1,7 +1,7 @@
 //! The log: what groups changed, in the order in which they became durable, until it is in its place.
 //!
 //! A dvol of its own, all of it reserved: a header, and a ring of frames, one for each group. Written with stable writes
-//! of the device layer, so a frame is there wholly or not at all. See `docs/formats/pagestore.md`.
+//! of the device layer, to blocks or to the device's journal alone, so a frame is there wholly or not at all. See `docs/formats/pagestore.md`.
 
 mod delta;
 mod frame;
