@@ -141,12 +141,16 @@ impl<P: Platform> Inner<P> {
                 });
                 self.commit_all(changes).await
             }
-            (Way::Direct(changes, mark), _) => self.put_in_place(changes, mark.as_ref()).await,
+            (Way::Direct(changes, mark), _) => {
+                let changes = self.in_place(changes, mark.as_ref());
+                self.commit_all(changes).await
+            }
             (Way::Frame(..) | Way::Journaled(..), None) => Err(DvolError::Invalid),
         }
     }
 
-    async fn put_in_place(&self, changes: &[Change], mark: Option<&Mark>) -> Result<(), DvolError> {
+    /// What puts changes in their place, up to a mark of the log.
+    fn in_place(&self, changes: &[Change], mark: Option<&Mark>) -> Vec<Change> {
         let mut changes = changes.to_vec();
         if let (Some(log), Some(mark)) = (self.log, mark) {
             changes.push(header_change(log, mark.header));
@@ -157,7 +161,7 @@ impl<P: Platform> Inner<P> {
                 len_bytes: part.end - part.start,
             }));
         }
-        self.commit_all(changes).await
+        changes
     }
 
     async fn commit_all(&self, changes: Vec<Change>) -> Result<(), DvolError> {
@@ -202,9 +206,13 @@ impl<P: Platform> Inner<P> {
     async fn write_back(self: Rc<Self>, changes: Vec<Change>, mark: Option<Mark>) {
         let mut pause_ns = *RETRY_NS.start();
         for tries in 1.. {
-            let done = self.put_in_place(&changes, mark.as_ref()).await;
-            let error = match done {
-                Ok(()) => break,
+            let batch = Batch {
+                conditions: Vec::new(),
+                changes: self.in_place(&changes, mark.as_ref()),
+            };
+            // Ahead: it is much, and each frame that comes meanwhile changes the log behind it.
+            let error = match self.engine.commit_ahead(batch).await {
+                Ok(_) => break,
                 Err(error) => error,
             };
             if matches!(error, DvolError::Fenced | DvolError::Stopping) {

@@ -1,5 +1,6 @@
 //! All integration tests of the crate in one program: what they share is compiled and linked once.
 
+mod ahead;
 mod answers;
 mod attributes;
 mod cache;

@@ -22,6 +22,7 @@ use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_record_bytes
 use super::{Engine, Inner, Stability};
 use crate::format::record::{ATTRIBUTES_RECORD_BYTES, JOURNALED_RECORD_BYTES, MapRun, Record};
 use crate::planted::{Bug, planted};
+use crate::space::BlockRun;
 
 /// Bytes of a record that unmaps one range.
 const UNMAP_RECORD_BYTES: u64 = 38;
@@ -165,6 +166,15 @@ impl<P: Platform> Drop for Batched<'_, P> {
 impl<P: Platform> Engine<P> {
     /// Carries a batch out. Returns, for each change, the LSN it got.
     pub async fn commit(&self, batch: Batch, stability: Stability) -> Result<Vec<Lsn>, DvolError> {
+        self.commit_as(batch, stability, Order::Beside).await
+    }
+
+    pub(super) async fn commit_as(
+        &self,
+        batch: Batch,
+        stability: Stability,
+        order: Order,
+    ) -> Result<Vec<Lsn>, DvolError> {
         let inner = &self.inner;
         inner.check_running()?;
         if batch.changes.len() + batch.conditions.len() > BATCH_PARTS_MAX {
@@ -181,7 +191,7 @@ impl<P: Platform> Engine<P> {
             if batch.changes.is_empty() {
                 return Ok(Vec::new());
             }
-            inner.commit_changes(&batch.changes, stability).await
+            inner.commit_changes(&batch.changes, stability, order).await
         };
         inner.held(locks, work).await
     }
@@ -364,6 +374,15 @@ impl Change {
     }
 }
 
+/// When the data of a batch is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Beside the group of its records.
+    Beside,
+    /// Before them ([`Engine::commit_ahead`]).
+    Ahead,
+}
+
 /// A record under construction, with what it still needs.
 struct Prepared {
     handle: Handle,
@@ -382,6 +401,29 @@ impl Prepared {
     fn writes(&self) -> bool {
         self.data.is_some() || self.journaled.is_some()
     }
+}
+
+/// What goes to which blocks.
+fn writes_of(
+    prepared: &[Prepared],
+    runs_of: &[SmallVec<[BlockRun; 2]>],
+) -> SmallVec<[DataWrite; 2]> {
+    let mut writes = SmallVec::new();
+    for (part, runs) in prepared.iter().zip(runs_of) {
+        let Some((data, _)) = &part.data else {
+            continue;
+        };
+        let mut at = 0;
+        for run in runs {
+            let len = (run.count * BLOCK_SIZE) as usize;
+            writes.push(DataWrite {
+                run: *run,
+                buf: data.slice(at..at + len),
+            });
+            at += len;
+        }
+    }
+    writes
 }
 
 impl<P: Platform> Inner<P> {
@@ -484,6 +526,7 @@ impl<P: Platform> Inner<P> {
         self: &Rc<Self>,
         changes: &[Change],
         stability: Stability,
+        order: Order,
     ) -> Result<Vec<Lsn>, DvolError> {
         let prepared = self.prepare(changes).await?;
         for part in prepared.iter().filter(|part| part.count > 0) {
@@ -517,6 +560,17 @@ impl<P: Platform> Inner<P> {
                 }
             }
         }
+        let mut writes = writes_of(&prepared, &runs_of);
+        let blocks: Vec<BlockNo> = writes.iter().flat_map(|w| w.run.blocks()).collect();
+        let ahead = (order == Order::Ahead).then(|| self.begin_ahead());
+        if ahead.is_some() {
+            let written = self.write_ahead(&writes).await;
+            writes.clear();
+            if let Err(error) = written {
+                self.return_blocks(blocks);
+                return Err(error);
+            }
+        }
         // The next checkpoint has room for what all of them may make dirty, and all of them are there,
         // or the blocks go back: one may have been deleted meanwhile.
         let cleared = self.clear_way_for(&prepared).await;
@@ -526,11 +580,10 @@ impl<P: Platform> Inner<P> {
             .err()
             .or_else(|| prepared.iter().find_map(|p| self.resolve(p.handle).err()))
         {
-            self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
+            self.return_blocks(blocks);
             return Err(error);
         }
         let mut records = SmallVec::new();
-        let mut writes = SmallVec::new();
         let mut lsns = Vec::new();
         for (part, runs) in prepared.iter().zip(runs_of) {
             let slot = part.handle.slot;
@@ -561,15 +614,6 @@ impl<P: Platform> Inner<P> {
                 continue;
             };
             let blocks = self.map_blocks(&runs, data, *metas);
-            let mut at = 0;
-            for run in runs {
-                let len = (run.count * BLOCK_SIZE) as usize;
-                writes.push(DataWrite {
-                    run,
-                    buf: data.slice(at..at + len),
-                });
-                at += len;
-            }
             records.push(Record::Map {
                 slot,
                 lsn,
@@ -579,10 +623,6 @@ impl<P: Platform> Inner<P> {
                 }],
             });
         }
-        let blocks: Vec<BlockNo> = writes
-            .iter()
-            .flat_map(|w: &DataWrite| w.run.blocks())
-            .collect();
         let mut slots: SmallVec<[Slot; 2]> = prepared.iter().map(|p| p.handle.slot).collect();
         slots.sort_unstable();
         slots.dedup();
@@ -595,7 +635,10 @@ impl<P: Platform> Inner<P> {
                 return Err(error);
             }
         };
-        drop((batched, turn));
+        if ahead.is_some() && !blocks.is_empty() {
+            self.data_done(&submitted.unit, Ok(()));
+        }
+        drop((batched, turn, ahead));
         let of_blocks = prepared.iter().filter(|part| part.count > 0);
         let parts = of_blocks.map(|part| {
             let end = VBlock(part.first.0 + part.count);

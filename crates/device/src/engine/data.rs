@@ -29,7 +29,7 @@ use crate::planted::{Bug, planted};
 pub(super) const GATHERED_MAX_BYTES: usize = 16 << 10;
 
 /// Bytes of one transfer that is put together, at most.
-const TRANSFER_MAX_BYTES: usize = 128 << 10;
+pub(super) const TRANSFER_MAX_BYTES: usize = 128 << 10;
 
 /// Tasks that stay when they have nothing to write.
 const WRITERS_MAX: usize = 32;

@@ -8,6 +8,7 @@
 //! true), `write`, `deallocate`, `read`, `cached`, `checkpoint`, `recovery`, `replay`, `admin`, `reaper`.
 
 mod admin;
+mod ahead;
 mod background;
 mod batch;
 mod bitmaps;
@@ -169,6 +170,8 @@ struct Inner<P: Platform> {
     batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
     /// Dvols to which data was written that is in the journal alone, since the start. Nobody takes a snapshot of them.
     journaled_dvols: RefCell<BTreeSet<DvolId>>,
+    /// Batches whose data is being written before they have a unit.
+    made_ahead: Cell<u32>,
     /// Units of several blocks that a crash may still take back.
     loose: loose::LooseUnits,
     /// What parts of blocks were written last.

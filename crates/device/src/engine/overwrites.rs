@@ -42,7 +42,7 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(());
         }
-        if self.commit.borrow().has_data() {
+        if self.commit.borrow().has_data() || self.made_ahead.get() > 0 {
             self.signals.applied.wait().await;
             return Ok(());
         }

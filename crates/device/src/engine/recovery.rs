@@ -265,6 +265,7 @@ impl<P: Platform> Engine<P> {
             pledge_held: false.into(),
             batched: RefCell::default(),
             journaled_dvols: RefCell::default(),
+            made_ahead: Cell::default(),
             loose: Default::default(),
             recent_parts: Default::default(),
             waiting_writes: Default::default(),

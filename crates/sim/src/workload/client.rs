@@ -40,7 +40,7 @@ pub(crate) struct Client {
     pub(crate) model: Shared,
     pub(crate) plan: Rc<Plan>,
     pub(crate) rng: Rng,
-    /// What it writes in batches is to be in the journal alone, where that can be.
+    /// What it writes in batches is to be in the journal alone, where that can be, and stable ones of an odd number of changes are made ahead.
     pub(crate) journals: bool,
     /// Nothing more can be done in this life.
     pub(crate) is_over: bool,

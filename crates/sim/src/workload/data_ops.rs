@@ -327,7 +327,12 @@ impl Client {
         let truth = self.truths(&conditions, from);
         let change = self.begin(what, parts, is_stable(stability), true);
         let engine = self.engine.clone();
-        let result = self.patiently(engine.commit(batch, stability)).await;
+        let is_ahead =
+            self.journals && is_stable(stability) && !batch.changes.len().is_multiple_of(2);
+        let result = match is_ahead {
+            true => self.patiently(engine.commit_ahead(batch)).await,
+            false => self.patiently(engine.commit(batch, stability)).await,
+        };
         if let Some(result) = &result {
             self.count("batch", result);
             if let Some(truth) = truth {
