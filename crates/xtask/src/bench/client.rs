@@ -144,6 +144,15 @@ impl Clients {
             .map(|_| ())
     }
 
+    /// Reads the whole target once, so that the host of a virtual disk has as much of it in its memory as of the others.
+    pub(super) fn read_through(&self, target: &Target) -> Result<()> {
+        let mut fio = self.fio(target);
+        fio.args(["--rw=read", "--bs=1M", "--iodepth=8"]);
+        run_fio(fio)
+            .with_context(|| format!("reading all of {}", target.name))
+            .map(|_| ())
+    }
+
     /// Runs one point.
     pub(super) fn run(&self, target: &Target, point: &Point, round: u32) -> Result<Sample> {
         let server_cpu = || target.pid().map_or(0.0, process::tree_cpu_seconds);

@@ -107,7 +107,7 @@ impl Report {
         let _ = writeln!(
             page,
             "Median over {} round(s), {} s a point, targets alternating within each point, on {} MiB \
-             written in full beforehand. Client and server share the machine. {} time(s) a point was \
+             written in full beforehand, and read in full before each round. Client and server share the machine. {} time(s) a point was \
              measured again on all targets, whatever it gave, since the hypervisor had withheld more than \
              a twentieth of a core.\n",
             self.rounds,
