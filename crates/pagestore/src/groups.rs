@@ -25,7 +25,7 @@ use crate::commit::StoreError;
 use crate::dirty::{Dirty, write_pages};
 use crate::latest::{Key, Version};
 use crate::log::{FrameWriter, Mark, Ring};
-use crate::machine::{EPOCHS_MAX, GROUP_CHANGES_MAX, Machine};
+use crate::machine::{EPOCHS_MAX, Machine};
 use flagstone_device::engine::{Change, Handle};
 use flagstone_types::BLOCK_SIZE;
 
@@ -94,8 +94,8 @@ impl Machine {
         }
         let changes = [&self.logged, &dirty].map(Dirty::changes_max);
         let bytes = [&self.logged, &dirty].map(Dirty::bytes);
-        let fits = changes.iter().sum::<usize>() <= GROUP_CHANGES_MAX
-            && bytes.iter().sum::<usize>() <= self.group_bytes_max;
+        let fits = changes.iter().sum::<usize>() <= self.group_max.changes
+            && bytes.iter().sum::<usize>() <= self.group_max.bytes;
         if !fits && !self.logged.is_empty() {
             (self.is_due, self.needs_room) = (true, true);
             return None;
@@ -263,8 +263,8 @@ impl Machine {
     /// Whether it is time to put in its place what the log has. Between two groups: then all in it is durable.
     pub(crate) fn wants_write_back(&self) -> bool {
         let is_free = self.writing.is_none() && self.flying.is_none();
-        let is_much = self.logged.changes_max() > GROUP_CHANGES_MAX / 4 * 3
-            || self.logged.bytes() > self.group_bytes_max / 2;
+        let is_much = self.logged.changes_max() > self.group_max.changes / 4 * 3
+            || self.logged.bytes() > self.group_max.bytes / 2;
         let is_half_full = self.ring.as_ref().is_some_and(Ring::is_half_full);
         let is_wanted = is_half_full || !self.logged.is_empty() && (self.is_due || is_much);
         is_free && is_wanted && self.dead.is_none()

@@ -24,20 +24,37 @@ use crate::recent::RecentPages;
 use crate::spanning::Ledger;
 use crate::table::{BlockEntry, place_of};
 
-/// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
-pub(crate) const GROUP_CHANGES_MAX: usize = 960;
-/// Bytes of one group, at most, and of one commit; on a small device a 256th of it, since the device layer keeps
-/// a 64th for overwrites.
+/// What one group is at most, and what the log may have when another one comes: both together are put in their place in one batch.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupMax {
+    /// Also of one commit.
+    pub(crate) bytes: usize,
+    /// Counted generously.
+    pub(crate) changes: usize,
+}
+
+/// One batch of the device layer takes 1,024.
+const GROUP_CHANGES: std::ops::RangeInclusive<usize> = 72..=960;
 const GROUP_BYTES: std::ops::RangeInclusive<usize> = 512 << 10..=8 << 20;
-/// Bytes of one group, and of one commit, at most, on a device of this size.
-pub(crate) fn group_bytes_max(capacity_bytes: u64) -> usize {
-    let part = usize::try_from(capacity_bytes / 256).unwrap_or(usize::MAX);
-    part.clamp(*GROUP_BYTES.start(), *GROUP_BYTES.end())
+
+impl GroupMax {
+    /// On a device of this size. However full that is, it has a 64th for overwrites and a 128th for checkpoints, and a batch has to go into that: a
+    /// 256th of it is data at most. For each change up to nine blocks are looked for: two nodes of each of three levels of a map, a new root, a page of the
+    /// catalogue and its own. A block that is freed counts as two changes, and fifteen are looked for.
+    pub(crate) fn of_device(capacity_bytes: u64) -> GroupMax {
+        let part = |divisor: u64| usize::try_from(capacity_bytes / divisor).unwrap_or(usize::MAX);
+        GroupMax {
+            bytes: part(256).clamp(*GROUP_BYTES.start(), *GROUP_BYTES.end()),
+            changes: part(7 << 18).clamp(*GROUP_CHANGES.start(), *GROUP_CHANGES.end()),
+        }
+    }
 }
 
 /// Changes that one write can make of those that are there: its own, and two where it cuts a longer one and
 /// a freed block.
 const CHANGES_PER_WRITE: usize = 3;
+/// As [`Dirty::changes_max`](crate::dirty::Dirty::changes_max) counts one.
+const CHANGES_PER_FREE: usize = 2;
 /// Epochs whose end is remembered.
 pub(crate) const EPOCHS_MAX: usize = 256;
 
@@ -105,7 +122,7 @@ pub(crate) struct Machine {
     pub(crate) ended: VecDeque<(u64, u64)>,
     last_slot: u64,
     slot_limit: u64,
-    pub(crate) group_bytes_max: usize,
+    pub(crate) group_max: GroupMax,
     /// Generations given to blocks by commits that aren't durable, and their groups.
     pub(crate) given: BTreeMap<(usize, u64), (Generation, u64)>,
     /// Generations that were given by commits which were lost. Somebody may still have pointers with them.
@@ -123,7 +140,7 @@ impl Machine {
     /// pages that were read.
     pub(crate) fn new(
         slots: std::ops::Range<u64>,
-        group_bytes_max: usize,
+        group_max: GroupMax,
         recent_bytes: usize,
         ring: Option<Ring>,
     ) -> Machine {
@@ -151,7 +168,7 @@ impl Machine {
             ended: VecDeque::new(),
             last_slot: slots.start,
             slot_limit: slots.end,
-            group_bytes_max,
+            group_max,
             given: BTreeMap::new(),
             spent: BTreeMap::new(),
             ledger: Ledger::new(slots.start),
@@ -324,7 +341,7 @@ impl Machine {
             written.push((index, first..first + count));
             bytes += range.data.len();
         }
-        if bytes > self.group_bytes_max {
+        if bytes > self.group_max.bytes {
             return Err(invalid("more bytes than one group has"));
         }
         written.sort_by_key(|(index, pages)| (*index, pages.start));
@@ -335,7 +352,8 @@ impl Machine {
             return Err(invalid("a page written twice"));
         }
         let changes = self.open_changes + CHANGES_PER_WRITE * written.len() + 2 * PARTS_MAX;
-        let is_full = changes > GROUP_CHANGES_MAX || self.open_bytes + bytes > self.group_bytes_max;
+        let max = self.group_max;
+        let is_full = changes > max.changes || self.open_bytes + bytes > max.bytes;
         match is_full && self.has_open() {
             true => Err(Refused::GroupFull),
             false => Ok(()),
@@ -486,7 +504,7 @@ impl Machine {
                 self.open_fresh.remove(&(index, page));
             }
             self.latest.free(index, block, pages, group);
-            self.open_changes += 1;
+            self.open_changes += CHANGES_PER_FREE;
         }
         for ptr in &commit.seals {
             self.set_entry(ptr, |entry, _| BlockEntry {
@@ -629,7 +647,7 @@ mod tests {
     /// Above what the start has gained the next start gives slots.
     #[test]
     fn only_slots_that_the_start_has_gained_are_given() {
-        let mut machine = Machine::new(10..14, 1 << 20, 0, None);
+        let mut machine = Machine::new(10..14, GroupMax::of_device(1 << 30), 0, None);
         let mut given = Vec::new();
         let refused = loop {
             match machine.commit(&Commit::default(), &DeviceSlots::new()) {

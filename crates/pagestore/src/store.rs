@@ -18,7 +18,7 @@ use crate::geometry::Geometry;
 use crate::header::{self, Header};
 use crate::latest::{Key, Known};
 use crate::log::{self, Ring};
-use crate::machine::{DeviceSlots, Machine, Refused, group_bytes_max};
+use crate::machine::{DeviceSlots, GroupMax, Machine, Refused};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
 use crate::spanning::{RECORDS, StoreId};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
@@ -177,13 +177,13 @@ impl<P: Platform> Store<P> {
             .any(|info| is_extent(&info.attributes));
         let (slots, mut header, id) = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
-        let group_bytes_max = group_bytes_max(engine.space().capacity_bytes);
-        let log = log::open(&engine, options.log_bytes, group_bytes_max).await?;
+        let group_max = GroupMax::of_device(engine.space().capacity_bytes);
+        let log = log::open(&engine, options.log_bytes, group_max).await?;
         if log.is_some() {
             header = header::note_log(&engine, header).await?;
         }
         let (log, ring) = log.map(|log| (log.handle, log.ring)).unzip();
-        let mut machine = Machine::new(slots, group_bytes_max, options.recent_bytes, ring);
+        let mut machine = Machine::new(slots, group_max, options.recent_bytes, ring);
         machine.journaled_max = options.journaled_bytes.min(JOURNALED_MAX_BYTES);
         for info in engine.dvols() {
             if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {

@@ -405,7 +405,8 @@ fn a_claimed_block_is_offered_once_and_a_full_extent_has_none() {
 #[test]
 fn many_commits_share_a_flush_and_a_page_is_written_once() {
     let world = World::new(3);
-    let mut config = DiskConfig::new(64 * MIB);
+    // On a small one a group has room for a few of them only.
+    let mut config = DiskConfig::new(2048 * MIB);
     config.latency = Latency {
         read_ns: 1_000..=2_000,
         write_ns: 1_000..=2_000,

@@ -11,7 +11,9 @@ use flagstone_pagestore::{
     StoreError, StoreOptions,
 };
 use flagstone_platform::Platform;
-use flagstone_sim::{Fault, Injection, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves};
+use flagstone_sim::{
+    DiskConfig, Fault, Injection, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves,
+};
 use support::*;
 
 /// Where data lies on a device of 64 MiB with one journal.
@@ -112,7 +114,11 @@ fn a_commit_has_no_more_bytes_than_a_group() {
 /// nor what the log has may have more.
 #[test]
 fn what_is_put_in_its_place_at_once_is_what_a_batch_of_the_device_takes() {
-    in_world(|platform, disk| async move {
+    let world = World::new(43);
+    let platform = world.platform(0);
+    // On a small one much less is put in its place at once.
+    let disk = SimDisk::new(DiskConfig::new(2048 * MIB));
+    world.block_on(0, async move {
         let (_, store) = begin(&platform, &disk).await;
         let count = 3000;
         create_narrow(&store, count).await;
@@ -276,6 +282,38 @@ fn what_was_freed_has_room_for_what_comes_next() {
         };
         store.commit(&freed).await.expect("commits");
         durably(&store, &take(255)).await;
+    });
+}
+
+/// However many places are changed at a time: on a full device the batch that puts them in their place has as much room as its map's nodes may need.
+#[test]
+fn many_places_at_once_are_changed_on_a_full_device() {
+    in_world(|platform, disk| async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        full_extent(&platform, &engine, &store).await;
+        let apart = || (0..255).step_by(2);
+        for byte in 2..5 {
+            let fill = |block| RangeWrite {
+                first: narrow(block).0,
+                data: filled(byte, 4096),
+            };
+            let commits: Vec<Commit> = apart().map(fill).map(one).collect();
+            all_at_once(&platform, &store, &commits).await;
+            in_place(&platform).await;
+        }
+        for block in apart() {
+            assert_eq!(byte_of(&store, narrow(block).0).await, 4);
+        }
+        let free = |block| Commit {
+            frees: vec![narrow(block)],
+            ..Commit::default()
+        };
+        let commits: Vec<Commit> = apart().map(free).collect();
+        all_at_once(&platform, &store, &commits).await;
+        in_place(&platform).await;
+        let counters = store.counters();
+        assert_eq!(counters.put_in_place_failed, 0);
+        assert_eq!(counters.groups_lost, 0);
     });
 }
 

@@ -209,8 +209,8 @@ impl Trial {
     fn handle_stale(&mut self) {
         (self.changed, self.keep_least) = (0, KEEP_LEAST);
         (self.held_cost, self.free_cost) = (None, None);
-        self.windows = match self.windows {
-            0..TRIAL_WINDOWS => 0,
+        self.windows = match self.kept_cost {
+            0 => 0,
             _ => TRIAL_WINDOWS + KEEP_WINDOWS - 1,
         };
     }
@@ -680,7 +680,13 @@ mod tests {
             assert!(!trial.holds());
         }
         windows(&mut trial, &mut now, 1, 20, 10);
+        assert_eq!((trial.windows, trial.keep_least), (0, KEEP_LEAST));
+        // A trial that was left half way is none.
+        windows(&mut trial, &mut now, 1, 20, 10);
+        now += STALE_NS + 1;
+        windows(&mut trial, &mut now, 1, 20, 10);
         assert_eq!(trial.windows, 0);
+        assert_eq!((trial.held_cost, trial.free_cost), (None, None));
     }
 
     /// Halves of a trial that lie far apart are halves of two devices.

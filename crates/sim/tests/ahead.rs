@@ -6,13 +6,16 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability, gathered, join_all,
+    Batch, Change, Condition, DvolError, Engine, EngineOptions, Handle, Stability, gathered,
+    join_all,
 };
 use flagstone_device::format::geometry::Geometry;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     DiskConfig, Fault, Injection, IoKind, Latency, SimDisk, SimPlatform, World, WriteErrorLeaves,
 };
+
+use flagstone_types::Epoch;
 
 use crate::engine_support::{BLOCK, begin, fill, named, write};
 
@@ -160,19 +163,88 @@ fn if_its_data_cannot_be_written_nothing_has_happened() {
             leaves: WriteErrorLeaves::Torn,
         };
         let of_data = Injection::next(failing).only(IoKind::Write).within(data);
-        let used = engine.space().used_bytes;
+        let open = engine.space().open_bytes;
         // The third transfer, and one of its blocks by itself.
         disk.inject(of_data.clone().after(2).times(2));
         let failed = engine.commit_ahead(batch(dvol, 20, BLOCKS)).await;
         assert_eq!(failed, Err(DvolError::Device));
         disk.clear_injections();
         assert!(holds(engine, dvol, None).await);
-        assert_eq!(engine.space().used_bytes, used, "its blocks are back");
+        assert_eq!(engine.space().open_bytes, open, "its blocks are back");
         // A transfer that fails once is written block by block.
         disk.inject(of_data.after(2).times(1));
         let done = engine.commit_ahead(batch(dvol, 30, BLOCKS)).await;
         done.expect("commits");
         assert!(holds(engine, dvol, Some(30)).await);
+    });
+}
+
+/// Who stops an engine waits for such a batch, which is given up between two transfers.
+#[test]
+fn a_stop_ends_it() {
+    with_dvol(async |platform, disk, engine, dvol| {
+        let end = Rc::new(Cell::new(None));
+        let (told, other) = (end.clone(), engine.clone());
+        platform.spawn(async move {
+            let batch = batch(dvol, 9, BLOCKS);
+            told.set(Some(other.commit_ahead(batch).await.map(drop)));
+        });
+        platform.sleep_ns(2 * MS + MS / 2).await;
+        engine.stop().await.expect("stops");
+        assert_eq!(end.take(), Some(Err(DvolError::Stopping)));
+        let writes = disk.counts().writes;
+        platform.sleep_ns(10 * MS).await;
+        assert_eq!(disk.counts().writes, writes, "nothing is written behind it");
+    });
+}
+
+/// Nobody would look at conditions again once the data is there.
+#[test]
+fn it_takes_no_conditions() {
+    with_dvol(async |_, _, engine, dvol| {
+        let condition = Condition::Epoch {
+            handle: dvol,
+            epoch: Epoch(0),
+        };
+        let with_condition = Batch {
+            conditions: vec![condition],
+            ..batch(dvol, 9, 1)
+        };
+        let refused = engine.commit_ahead(with_condition).await;
+        assert_eq!(refused, Err(DvolError::Invalid));
+    });
+}
+
+/// Deallocations alone have nothing that could be written first.
+#[test]
+fn without_data_it_is_as_any_other() {
+    with_dvol(async |_, _, engine, dvol| {
+        let done = engine.commit_ahead(batch(dvol, 9, 0)).await;
+        assert_eq!(done.expect("commits").len(), 1);
+        let pieces = engine.read(dvol, BLOCK, BLOCK).await.expect("reads");
+        assert_eq!(gathered(&pieces, BLOCK).to_vec(), [0; BLOCK as usize]);
+    });
+}
+
+/// A dvol that nobody may change any more by the time that the data is there is not changed.
+#[test]
+fn it_changes_nothing_that_has_become_read_only() {
+    with_dvol(async |platform, _, engine, dvol| {
+        let end = Rc::new(Cell::new(None));
+        let (told, other) = (end.clone(), engine.clone());
+        let open = engine.space().open_bytes;
+        platform.spawn(async move {
+            let batch = batch(dvol, 9, BLOCKS);
+            told.set(Some(other.commit_ahead(batch).await.map(drop)));
+        });
+        platform.sleep_ns(2 * MS + MS / 2).await;
+        engine.set_read_only(dvol, true).await.expect("is set");
+        while end.get().is_none() {
+            platform.sleep_ns(MS).await;
+        }
+        assert_eq!(end.take(), Some(Err(DvolError::ReadOnly)));
+        assert!(holds(engine, dvol, None).await);
+        assert_eq!(engine.space().open_bytes, open);
     });
 }
 

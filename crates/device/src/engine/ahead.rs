@@ -77,8 +77,11 @@ impl<P: Platform> Engine<P> {
     ///
     /// # Errors
     ///
-    /// Those of [`Engine::commit`]. Nothing has changed then.
+    /// Those of [`Engine::commit`], and [`DvolError::Invalid`] if it has conditions: nobody would look at them behind its data. Nothing has changed then.
     pub async fn commit_ahead(&self, batch: Batch) -> Result<Vec<Lsn>, DvolError> {
+        if !batch.conditions.is_empty() {
+            return Err(DvolError::Invalid);
+        }
         self.commit_as(batch, Stability::Stable, Order::Ahead).await
     }
 }
@@ -97,6 +100,10 @@ impl<P: Platform> Inner<P> {
         for transfer in transfers(writes) {
             self.check_running()?;
             self.write_transfer(transfer).await?;
+        }
+        // With segments written ahead, those say it.
+        if !self.options.prewrite_segments {
+            self.host_full.set(false);
         }
         Ok(())
     }
@@ -117,6 +124,8 @@ impl<P: Platform> Inner<P> {
             bufs = back;
         }
         for buf in bufs {
+            // The journal may have gone to another core by now.
+            self.check_running()?;
             let len = buf.len() as u64;
             let (_, result) = self.device.write(at, buf).await;
             self.flusher.note_written();

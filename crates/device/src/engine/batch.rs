@@ -562,9 +562,10 @@ impl<P: Platform> Inner<P> {
         }
         let mut writes = writes_of(&prepared, &runs_of);
         let blocks: Vec<BlockNo> = writes.iter().flat_map(|w| w.run.blocks()).collect();
-        let ahead = (order == Order::Ahead).then(|| self.begin_ahead());
-        if ahead.is_some() {
-            let written = self.write_ahead(&writes).await;
+        let is_ahead = order == Order::Ahead && !blocks.is_empty();
+        let ahead = is_ahead.then(|| self.begin_ahead());
+        if is_ahead {
+            let written = self.write_first(&prepared, &writes).await;
             writes.clear();
             if let Err(error) = written {
                 self.return_blocks(blocks);
@@ -578,7 +579,11 @@ impl<P: Platform> Inner<P> {
         if let Some(error) = cleared
             .and_then(|()| self.check_running())
             .err()
-            .or_else(|| prepared.iter().find_map(|p| self.resolve(p.handle).err()))
+            .or_else(|| {
+                prepared
+                    .iter()
+                    .find_map(|part| self.check_still(part).err())
+            })
         {
             self.return_blocks(blocks);
             return Err(error);
@@ -635,7 +640,7 @@ impl<P: Platform> Inner<P> {
                 return Err(error);
             }
         };
-        if ahead.is_some() && !blocks.is_empty() {
+        if is_ahead {
             self.data_done(&submitted.unit, Ok(()));
         }
         drop((batched, turn, ahead));
@@ -650,6 +655,31 @@ impl<P: Platform> Inner<P> {
         };
         self.finish_submitted(submitted, writes, under_way).await?;
         Ok(lsns)
+    }
+
+    /// Nothing has happened to a dvol that ends what was looked at before something was waited for.
+    fn check_still(&self, part: &Prepared) -> Result<(), DvolError> {
+        let is_read_only = self.resolve(part.handle)?.read_only;
+        match is_read_only && part.attributes.is_none() {
+            true => Err(DvolError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes the data of a batch that is made ahead, if there is room for what comes behind it, and sees to it that this needs no reading afterwards:
+    /// whatever changes the same dvols would wait for that.
+    async fn write_first(
+        self: &Rc<Self>,
+        parts: &[Prepared],
+        writes: &[DataWrite],
+    ) -> Result<(), DvolError> {
+        self.clear_way_for(parts).await?;
+        self.write_ahead(writes).await?;
+        for part in parts.iter().filter(|part| part.count > 0) {
+            let end = VBlock(part.first.0 + part.count);
+            self.load_nodes(part.handle.slot, part.first..end).await?;
+        }
+        Ok(())
     }
 
     async fn clear_way_for(self: &Rc<Self>, parts: &[Prepared]) -> Result<(), DvolError> {

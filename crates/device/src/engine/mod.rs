@@ -319,7 +319,8 @@ impl<P: Platform> Engine<P> {
         inner.stopping.set(true);
         inner.signals.stops.notify();
         let drained = async {
-            while !inner.commit.borrow().is_idle() && !inner.shared.is_fenced() {
+            let is_idle = || inner.commit.borrow().is_idle() && inner.made_ahead.get() == 0;
+            while !is_idle() && !inner.shared.is_fenced() {
                 inner.signals.applied.wait().await;
             }
         };

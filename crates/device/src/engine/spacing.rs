@@ -364,6 +364,7 @@ impl<P: Platform> Inner<P> {
             || !self.state.borrow().is_clean()
             || self.state.borrow().reapable().is_some()
             || self.laying_out.withholds()
+            || self.made_ahead.get() > 0
     }
 
     /// Has what is freed become usable: at first by a flush, then by a checkpoint, which gives up
@@ -371,6 +372,10 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn gain_space(self: &Rc<Self>, waits: usize) -> Result<(), DvolError> {
         if self.laying_out.withholds() {
             self.signals.space.wait().await;
+        }
+        // What it displaces is free soon after it has a unit.
+        if self.made_ahead.get() > 0 {
+            self.signals.applied.wait().await;
         }
         self.flush_now().await?;
         self.reopen_blocks();

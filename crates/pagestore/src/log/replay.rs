@@ -15,7 +15,7 @@ use crate::dirty::Dirty;
 use crate::extent::Extent;
 use crate::geometry::Geometry;
 use crate::latest::Version;
-use crate::machine::GROUP_CHANGES_MAX;
+use crate::machine::GroupMax;
 use crate::pointer::PageSlot;
 use crate::table::TablePage;
 
@@ -38,7 +38,7 @@ pub(crate) struct Log {
 pub(crate) async fn open<P: Platform>(
     engine: &Engine<P>,
     wanted_bytes: u64,
-    group_bytes_max: usize,
+    group_max: GroupMax,
 ) -> Result<Option<Log>, StoreError> {
     let (handle, size_bytes) = match engine.dvol(LOG_DVOL) {
         Some(found) if found.attributes == attributes() => (found.handle, found.size_bytes),
@@ -71,7 +71,7 @@ pub(crate) async fn open<P: Platform>(
         engine,
         handle,
         size_bytes,
-        group_bytes_max,
+        group_max,
         header,
         cleared: header,
         extents: extents_of(engine),
@@ -157,7 +157,7 @@ struct Replay<'a, P: Platform> {
     engine: &'a Engine<P>,
     handle: Handle,
     size_bytes: u64,
-    group_bytes_max: usize,
+    group_max: GroupMax,
     /// Behind the last frame that was taken.
     header: LogHeader,
     /// What the header on the device says.
@@ -198,8 +198,8 @@ impl<P: Platform> Replay<'_, P> {
             return Err(StoreError::Corrupt);
         };
         let parts = self.dirty.changes_max() + 2 * entries.len();
-        let is_much = self.dirty.bytes() > self.group_bytes_max / 2;
-        if parts > GROUP_CHANGES_MAX || is_much {
+        let is_much = self.dirty.bytes() > self.group_max.bytes / 2;
+        if parts > self.group_max.changes || is_much {
             self.clear().await?;
         }
         for entry in &entries {

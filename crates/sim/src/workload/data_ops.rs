@@ -334,7 +334,8 @@ impl Client {
             false => self.patiently(engine.commit(batch, stability)).await,
         };
         if let Some(result) = &result {
-            self.count("batch", result);
+            let name = if is_ahead { "batch ahead" } else { "batch" };
+            self.count(name, result);
             if let Some(truth) = truth {
                 self.judge_conditions("batch", truth, 1, result.as_ref().err().copied());
             }

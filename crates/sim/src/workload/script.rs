@@ -203,6 +203,14 @@ async fn batches(a: &mut Client, b: &mut Client, v: ObjectKey, w: ObjectKey) {
         (w, blocks(3, 1), None),
     ];
     a.batch_on(&scattered, Vec::new(), Stable).await;
+    let ahead: Places = vec![
+        (v, blocks(1, 3), Some(3)),
+        (v, blocks(5001, 1), Some(4)),
+        (w, blocks(1, 1), None),
+    ];
+    a.journals = true;
+    a.batch_on(&ahead, Vec::new(), Stable).await;
+    a.journals = false;
     let more: Places = vec![(v, blocks(1, 1), Some(2)), (w, blocks(2, 3), Some(0))];
     let hold: Vec<Condition> = [
         a.unchanged(v, blocks(0, 64)),
