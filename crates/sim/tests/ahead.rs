@@ -14,7 +14,6 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     DiskConfig, Fault, Injection, IoKind, Latency, SimDisk, SimPlatform, World, WriteErrorLeaves,
 };
-
 use flagstone_types::Epoch;
 
 use crate::engine_support::{BLOCK, begin, fill, named, write};

@@ -130,12 +130,7 @@ impl<P: Platform> Inner<P> {
             let (_, result) = self.device.write(at, buf).await;
             self.flusher.note_written();
             if let Err(error) = result {
-                tracing::warn!(
-                    device = %self.superblock.device_id,
-                    journal = self.journal_no,
-                    "a write to the device failed: {error}"
-                );
-                return Err(self.write_failure(&error));
+                return Err(self.data_failure(&error));
             }
             at += len;
         }

@@ -220,12 +220,7 @@ impl<P: Platform> Inner<P> {
     /// One piece of a unit's data has been written, or can't be.
     fn piece_done(self: &Rc<Self>, unit: &Pooled<Unit>, result: io::Result<()>) {
         if let Err(error) = result {
-            tracing::warn!(
-                device = %self.superblock.device_id,
-                journal = self.journal_no,
-                "a write to the device failed: {error}"
-            );
-            let error = self.write_failure(&error);
+            let error = self.data_failure(&error);
             unit.piece_failed
                 .set(unit.piece_failed.get().or(Some(error)));
         }

@@ -410,6 +410,16 @@ impl<P: Platform> Inner<P> {
         DvolError::NoSpace
     }
 
+    /// The same for data, of which operators are told whatever it was.
+    fn data_failure(&self, error: &std::io::Error) -> DvolError {
+        tracing::warn!(
+            device = %self.superblock.device_id,
+            journal = self.journal_no,
+            "a write to the device failed: {error}"
+        );
+        self.write_failure(error)
+    }
+
     fn check_running(&self) -> Result<(), DvolError> {
         if self.shared.is_fenced() {
             return Err(DvolError::Fenced);

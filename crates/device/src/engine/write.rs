@@ -562,12 +562,7 @@ impl<P: Platform> Inner<P> {
         };
         for result in results {
             if let Err(error) = result {
-                tracing::warn!(
-                    device = %self.superblock.device_id,
-                    journal = self.journal_no,
-                    "a write to the device failed: {error}"
-                );
-                return Err(self.write_failure(&error));
+                return Err(self.data_failure(&error));
             }
         }
         // With segments written ahead, those say it.
