@@ -215,9 +215,8 @@ fn measure(
     rounds: u32,
 ) -> Result<(Vec<Sample>, u32)> {
     let (mut samples, mut repeats) = (Vec::new(), 0);
-    let reads = points.iter().any(|point| !point.load.is_write());
     for round in 0..rounds {
-        if reads {
+        if points::any_reads(points) {
             // All peers share the raw file, so it is used four times as much as a target with a file of its own, and the host of a virtual
             // disk has more of it in its memory: three times the rate at depth 32.
             println!("round {round}  reading all of each target once");

@@ -47,6 +47,11 @@ impl Load {
     }
 }
 
+/// Whether any of these points reads. Then every target is read in full before each round.
+pub(super) fn any_reads(points: &[Point]) -> bool {
+    points.iter().any(|point| !point.load.is_write())
+}
+
 /// Operations per second of the trickle.
 pub(super) const TRICKLE_RATE: u32 = 1000;
 

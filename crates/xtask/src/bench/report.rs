@@ -11,7 +11,7 @@ use super::client::Sample;
 use super::floor;
 use super::machine::Setting;
 use super::plot;
-use super::points::{IDLE, Load, Measure, Point};
+use super::points::{IDLE, Load, Measure, Point, any_reads};
 use super::stats::{Results, Spread};
 use super::targets::{Caching, Target};
 
@@ -107,12 +107,16 @@ impl Report {
         let _ = writeln!(
             page,
             "Median over {} round(s), {} s a point, targets alternating within each point, on {} MiB \
-             written in full beforehand, and read in full before each round. Client and server share the machine. {} time(s) a point was \
+             written in full beforehand{}. Client and server share the machine. {} time(s) a point was \
              measured again on all targets, whatever it gave, since the hypervisor had withheld more than \
              a twentieth of a core.\n",
             self.rounds,
             self.seconds,
             self.size_bytes >> 20,
+            match any_reads(&self.points) {
+                true => ", and read in full before each round",
+                false => "",
+            },
             self.repeats
         );
         for (name, value) in &setting.facts {
