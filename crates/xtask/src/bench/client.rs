@@ -53,6 +53,8 @@ pub(super) struct Sample {
     pub(super) context_switches: f64,
     /// Requests that the disk ended.
     pub(super) disk_requests: f64,
+    /// For which the server kept the machine's idle processors awake. Who does not can't say so, and has 0.
+    pub(super) awake_seconds: f64,
 }
 
 impl Sample {
@@ -75,6 +77,7 @@ impl Sample {
             stolen_cores: 0.0,
             context_switches: 0.0,
             disk_requests: 0.0,
+            awake_seconds: 0.0,
         }
     }
 
@@ -104,6 +107,14 @@ impl Sample {
         }
     }
 
+    /// The part of the time for which idle processors were kept awake.
+    pub(super) fn awake_part(&self) -> f64 {
+        match self.seconds > 0.0 {
+            true => self.awake_seconds / self.seconds,
+            false => 0.0,
+        }
+    }
+
     pub(super) fn to_json(&self) -> Value {
         json!({
             "target": self.target, "point": self.point, "round": self.round,
@@ -114,6 +125,7 @@ impl Sample {
             "client_cpu_seconds": self.client_cpu_seconds,
             "others_cores": self.others_cores, "stolen_cores": self.stolen_cores,
             "context_switches": self.context_switches, "disk_requests": self.disk_requests,
+            "awake_seconds": self.awake_seconds,
         })
     }
 }
@@ -156,6 +168,8 @@ impl Clients {
     /// Runs one point.
     pub(super) fn run(&self, target: &Target, point: &Point, round: u32) -> Result<Sample> {
         let server_cpu = || target.pid().map_or(0.0, process::tree_cpu_seconds);
+        // To ask takes time of the server's own, so it is outside of what is measured.
+        let awake_before = target.awake_seconds()?;
         let started = Instant::now();
         let (server_before, client_before) = (server_cpu(), process::children_cpu_seconds());
         let (busy_before, stolen_before) = process::machine_busy_seconds()?;
@@ -189,6 +203,7 @@ impl Clients {
             stolen_cores: (stolen_after - stolen_before) / took,
             context_switches: counts_after.context_switches - counts_before.context_switches,
             disk_requests: counts_after.disk_requests - counts_before.disk_requests,
+            awake_seconds: target.awake_seconds()? - awake_before,
         })
     }
 

@@ -131,7 +131,8 @@ impl Report {
             page,
             "- who spins: fio sleeps between completions; the libnbd client (FUA points) {spin}; \
              the peers sleep; Flagstone's cores look for work for up to 100 us where experience says that it \
-             comes by then, with up to four transfers in flight, and sleep otherwise\n"
+             comes by then, with up to four transfers in flight, and sleep otherwise; while that goes on \
+             succeeding they also keep the machine's other processors from halting (see server CPU)\n"
         );
         let _ = writeln!(page, "![ratios to the raw file]({picture})\n");
         self.goals(&mut page);
@@ -290,6 +291,21 @@ impl Report {
         };
         let points: Vec<Point> = self.points.iter().copied().chain([idle]).collect();
         self.table_of(page, &points, &[], cell);
+        self.awake(page);
+    }
+
+    /// What is in nobody's CPU time.
+    fn awake(&self, page: &mut String) {
+        let parts = |own| {
+            let of = |point: &Point| {
+                let part = self.results.spread(own, point.name, Sample::awake_part)?;
+                Some((point.name.to_owned(), part.median))
+            };
+            self.points.iter().filter_map(of).collect()
+        };
+        for own in self.results.names(Caching::Own) {
+            awake_note(page, own, parts(own));
+        }
     }
 
     fn counts(&self, page: &mut String) {
@@ -401,6 +417,22 @@ pub(super) fn thousands(value: f64) -> String {
         shown.push(digit);
     }
     shown
+}
+
+/// Says for which part of each point's time a node kept idle processors awake: CPU time that is in nobody's figure.
+pub(super) fn awake_note(page: &mut String, own: &str, parts: Vec<(String, f64)>) {
+    let parts: Vec<String> = parts
+        .into_iter()
+        .map(|(point, part)| format!("{point} {:.0}", part * 100.0))
+        .collect();
+    let _ = writeln!(
+        page,
+        "Not in these figures: while looking for work succeeds again and again, {own} asks Linux to keep idle processors awake, which \
+         then look for work in the kernel instead of halting. The kernel counts that as idle; it takes power, and time of the \
+         hypervisor's processors. It ends half a millisecond behind the last success, so no peer is measured meanwhile. Percent of a \
+         point's time, medians: {}.\n",
+        parts.join(", ")
+    );
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::api::Api;
 use crate::daemon::{Daemon, Node, NodeOptions, free_port};
 use crate::{process, repo};
 
@@ -64,6 +65,15 @@ impl Target {
         }
     }
 
+    /// For how long it has kept the machine's idle processors awake since it started, in seconds; nothing of the kind is known of the
+    /// peers.
+    pub(super) fn awake_seconds(&self) -> Result<f64> {
+        match &self.process {
+            Process::None | Process::Peer(_) => Ok(0.0),
+            Process::Node(node) => awake_seconds(node),
+        }
+    }
+
     pub(super) fn stop(self) -> Result<()> {
         match self.process {
             Process::None => Ok(()),
@@ -71,6 +81,11 @@ impl Target {
             Process::Node(mut node) => node.stop(),
         }
     }
+}
+
+/// For how long a node has kept idle processors awake since it started, in seconds.
+pub(super) fn awake_seconds(node: &Node) -> Result<f64> {
+    Api::of(node)?.metric("flagstone_core_awake_seconds_total")
 }
 
 /// The raw file itself.

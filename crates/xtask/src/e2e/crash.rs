@@ -8,6 +8,7 @@
 //! tests recovery and answers, not flushes; those are the simulator's and the crash images' part.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,6 +25,8 @@ use crate::repo;
 const WRITERS: u64 = 8;
 const REGION_BYTES: u64 = 32 << 20;
 const FIO_BYTES: u64 = 128 << 20;
+/// fio writes so much at once.
+const FIO_PIECE_BYTES: usize = 64 << 10;
 /// The user deletes the oldest of so many.
 const SNAPSHOTS_KEPT: usize = 4;
 /// The node lives this long, at least and at most, before it is killed.
@@ -50,6 +53,8 @@ pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
         &["--rw=write", "--bs=64k", "--verify=crc32c", "--do_verify=0"],
     )?;
 
+    let mut pieces = fio_pieces(&node)?;
+    let mut overwritten = 0;
     let mut writers: Vec<Writer> = (0..WRITERS)
         .map(|index| Writer::new(index, REGION_BYTES, seed))
         .collect();
@@ -78,16 +83,25 @@ pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
         }
         let read = ["--rw=read", "--bs=64k", "--verify=crc32c"];
         fio(scene, &node, &read).with_context(|| format!("fio's check after crash {round}"))?;
+        let found = fio_pieces(&node)?;
+        let changed = found.iter().zip(&pieces).filter(|(now, then)| now != then);
+        let changed = changed.count();
+        (pieces, overwritten) = (found, overwritten + changed);
         user.check(&node)
             .with_context(|| format!("snapshots after crash {round}"))?;
         let answered = writers.iter().map(|writer| writer.answered).sum::<u64>() - answered;
         println!(
-            "crash {round}: after {life} ms and {answered} answers; ready again with {} of 2 cores in {} ms; {}",
+            "crash {round}: after {life} ms, {answered} answers and {changed} pieces that fio has overwritten; ready again with {} of 2 cores in {} ms; {}",
             node.options.cores,
             took.as_millis(),
             said.lines().last().unwrap_or_default()
         );
     }
+    // Whose life was short may have seen none; fio takes a tenth of a second to start.
+    ensure!(
+        overwritten >= rounds as usize,
+        "in {rounds} lives fio has overwritten {overwritten} pieces of {FIO_PIECE_BYTES} bytes: it was hardly there"
+    );
     node.stop()?;
     node.verify().map(|_| ())
 }
@@ -143,6 +157,23 @@ fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Result<()> {
     let mut command = fio_command(scene, node);
     command.args(arguments);
     repo::output(command).map(|_| ())
+}
+
+/// What tells one content of each piece of fio's volume from the next.
+fn fio_pieces(node: &Node) -> Result<Vec<u64>> {
+    let mut connection = Connection::open(node.nbd_port, "fio")?;
+    let mut buffer = vec![0; READ_BYTES];
+    let mut pieces = Vec::new();
+    for at in (0..FIO_BYTES).step_by(READ_BYTES) {
+        connection.read(at, &mut buffer)?;
+        for piece in buffer.chunks(FIO_PIECE_BYTES) {
+            let mut hasher = DefaultHasher::new();
+            piece.hash(&mut hasher);
+            pieces.push(hasher.finish());
+        }
+    }
+    connection.disconnect();
+    Ok(pieces)
 }
 
 /// Overwrites the same blocks in random order with fresh, self-describing content.

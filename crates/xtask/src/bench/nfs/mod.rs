@@ -301,6 +301,7 @@ fn one_point(run: &Run, servers: &mut [Server], point: &Point, round: u32) -> Re
 fn one_turn(run: &Run, server: &mut Server, point: &Point, round: u32) -> Result<Taken> {
     prepare(server, point)?;
     let device_before = server.device_counts()?;
+    let awake_before = server.awake_seconds()?;
     let server_cpu = |server: &Server| server.pid().map_or(0.0, process::tree_cpu_seconds);
     let (server_before, client_before) = (server_cpu(server), process::own_cpu_seconds());
     let (busy_before, stolen_before) = process::machine_busy_seconds()?;
@@ -331,6 +332,7 @@ fn one_turn(run: &Run, server: &mut Server, point: &Point, round: u32) -> Result
             stolen_cores: (stolen_after - stolen_before) / took,
             context_switches: counts_after.context_switches - counts_before.context_switches,
             disk_requests: counts_after.disk_requests - counts_before.disk_requests,
+            awake_seconds: server.awake_seconds()? - awake_before,
             ..Sample::of_rate(
                 server.name,
                 &point.name,

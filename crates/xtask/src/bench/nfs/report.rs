@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::super::client::Sample;
 use super::super::machine::Setting;
 use super::super::plot::{self, OWN_COLOURS, PEER_COLOURS, Panel};
-use super::super::report::{table_head, thousands};
+use super::super::report::{awake_note, table_head, thousands};
 use super::super::stats::Spread;
 use super::Taken;
 use super::points::{COST_UNIT, COSTS, GOALS, Point};
@@ -329,6 +329,13 @@ impl Report {
                 at(&|sample| sample.each(sample.disk_requests))?
             ))
         });
+        for own in self.ours() {
+            let of = |point: &Point| {
+                let part = self.spread(own.name, &point.name, Sample::awake_part)?;
+                Some((point.name.clone(), part.median))
+            };
+            awake_note(page, own.name, self.points.iter().filter_map(of).collect());
+        }
     }
 
     fn device(&self, page: &mut String) {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::super::client::drop_cache;
+use super::super::targets;
 use super::client::Connection;
 use super::data::{BLOCK_BYTES, Kind, MEGABYTE, Transfers};
 use super::ganesha::{self, Ganesha};
@@ -141,6 +142,14 @@ impl Server {
         match &self.process {
             Process::Own(node) => node.pid().ok(),
             Process::Peer(ganesha) => Some(ganesha.daemon.pid()),
+        }
+    }
+
+    /// For how long it has kept idle processors awake since it started, in seconds; nothing of the kind is known of the peer.
+    pub(super) fn awake_seconds(&self) -> Result<f64> {
+        match &self.process {
+            Process::Own(node) => targets::awake_seconds(node),
+            Process::Peer(_) => Ok(0.0),
         }
     }
 
