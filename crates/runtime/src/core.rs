@@ -29,7 +29,7 @@ use crate::op::{Completion, Flight, Message, OpKey, Owned, Request, Unclaimed};
 use crate::platform::UringPlatform;
 use crate::probe::{KernelSupport, RingError};
 use crate::ring::{Driver, Patience, REAP_MAX, Reaped};
-use crate::spin::{self, Crowd, Ending, SpinPolicy, Surroundings, Wait};
+use crate::spin::{self, Crowd, Depth, Ending, SpinPolicy, Surroundings, Wait};
 use crate::sys::{self, monotonic_ns};
 use crate::timer::Timers;
 use crate::waker::TaskId;
@@ -110,6 +110,7 @@ pub(crate) struct Core {
     /// CPUs the helper may use; empty if the core isn't pinned.
     helper_cpus: Vec<usize>,
     spin: RefCell<SpinPolicy>,
+    depth: RefCell<Depth>,
     crowd: RefCell<Crowd>,
     /// Up to when `busy_ns` has been counted.
     busy_since_ns: Cell<u64>,
@@ -174,6 +175,7 @@ impl Core {
             helper: RefCell::new(None),
             helper_calls: Cell::new(0),
             helper_cpus,
+            depth: RefCell::default(),
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
             crowd: RefCell::default(),
             busy_since_ns: Cell::new(monotonic_ns()),
@@ -295,9 +297,13 @@ impl Core {
         self.count_busy(start_ns);
         let yields = self.spin_yield && wait != Wait::Others;
         let is_crowded = yields && self.crowd.borrow().is_there(start_ns);
-        let spin_ns = match self.driver.ops.transfers() <= self.spin_depth && !is_crowded {
-            true => self.spin.borrow().plan_ns(wait),
-            false => 0,
+        let transfers = self.driver.ops.transfers();
+        let mut depth = self.depth.borrow_mut();
+        let is_deep = depth.is_great(transfers, self.spin_depth, start_ns);
+        drop(depth);
+        let spin_ns = match is_deep || is_crowded {
+            true => 0,
+            false => self.spin.borrow().plan_ns(wait),
         };
         if spin_ns > 0 {
             // Some operations complete at once, inside the call that submits them.

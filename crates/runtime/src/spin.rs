@@ -20,6 +20,8 @@
 //! work gains is small beside its pauses, and costs the more CPU the more such clients there are. So
 //! after a long wait for others nothing is looked for until others have come quickly again.
 //!
+//! Nor is anything looked for while many transfers are in flight, or were a moment ago ([`Depth`]).
+//!
 //! While it looks and a device has something to do, a core yields the processor now and then (`core.rs` says why). Where nothing else wants
 //! it, that takes less than a microsecond; where something else does, it takes as long as the kernel lets that run, which is
 //! milliseconds, even if it runs at the lowest priority there is. A core that sleeps is given the processor back when
@@ -189,6 +191,27 @@ impl Crowd {
     }
 }
 
+/// So long behind the last idle period with many transfers in flight nothing is looked for, in nanoseconds: several times as
+/// long as the last few of them take, and a third of the time in which a client that comes a thousand times a second comes once.
+const DEEP_NS: u64 = 300_000;
+
+/// Whether many transfers have been in flight of late. Clients that keep a device busy don't wait for one operation after the
+/// other, so what looking for work would gain, when only the last few transfers are left, is small beside what it costs.
+#[derive(Default)]
+pub(crate) struct Depth {
+    until_ns: u64,
+}
+
+impl Depth {
+    /// An idle period begins with this many transfers in flight. True if nothing should be looked for in it.
+    pub(crate) fn is_great(&mut self, transfers: usize, limit: usize, now_ns: u64) -> bool {
+        if transfers > limit {
+            self.until_ns = now_ns.saturating_add(DEEP_NS);
+        }
+        now_ns < self.until_ns
+    }
+}
+
 /// What a core asks while it looks for work.
 pub(crate) trait Surroundings {
     /// Whether there is work.
@@ -252,6 +275,28 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+
+    #[test]
+    fn the_last_of_many_transfers_are_not_waited_for_awake() {
+        let mut depth = Depth::default();
+        // One client after the other, as many as are looked for.
+        for now_us in 0..100 {
+            assert!(!depth.is_great(now_us as usize % 5, 4, now_us * 1_000));
+        }
+        // Thirty-two at once, which come back a few at a time.
+        for (transfers, after_us) in [(32, 0), (5, 10), (4, 20), (1, 200), (0, 309)] {
+            assert!(
+                depth.is_great(transfers, 4, 100_000 + after_us * 1_000),
+                "{transfers}"
+            );
+        }
+        assert!(!depth.is_great(4, 4, 410_000), "they are over");
+        // As long as it is deep it stays so, however it looks in between.
+        for now_us in 1_000..2_000_u64 {
+            let transfers = [32, 1][now_us as usize % 2];
+            assert!(depth.is_great(transfers, 4, now_us * 1_000));
+        }
+    }
 
     /// A processor with others on it, and work that comes at some time.
     struct Shared {
