@@ -172,11 +172,15 @@ level = "info"
 # background = 5
 
 # One section per filesystem that not only this machine may mount, or not like that: without one it is
-# exported to loopback addresses, and users are believed to be who they say.
+# exported to loopback addresses, and users are believed to be who they say. And one per directory of a filesystem
+# that others may mount than the filesystem, or not like that.
 # [[export]]
 # What clients mount: a slash and the filesystem's name. Its snapshots, /data@SNAPSHOT, go by the same rules.
-# Or /.volumes: the node's volumes as files. Without a section they are not exported; only `flagstone dev` does.
+# A directory of it, /data/projects, whose clients see nothing above it. Or /.volumes: the node's volumes as files. Without
+# a section they are not exported; only `flagstone dev` does.
 # path = "/data"
+# Of a directory there may be "number = N", 1 to 65535, by which handles of its clients have it: it is made of the path unless it
+# is said. Two directories of a filesystem can't have the same, and whoever gets one that another had gets its clients' handles.
 # Addresses and networks that may mount it.
 # clients = ["127.0.0.0/8", "10.0.0.0/8", "2001:db8::/32"]
 # Nothing can be changed through it.

@@ -374,6 +374,7 @@ async fn create_demo_files(node: &dyn Node, dir: &Path) -> anyhow::Result<()> {
         quota_bytes: None,
         quota_files: None,
         promote_bytes: None,
+        zeros_to_holes: false,
         owner_uid: owner.uid(),
         owner_gid: owner.gid(),
         slo: Default::default(),

@@ -45,6 +45,7 @@ mod sweep;
 mod system;
 mod tokens;
 mod view;
+mod zeros;
 
 #[cfg(test)]
 mod tests;

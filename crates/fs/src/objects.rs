@@ -27,11 +27,14 @@ use crate::inode::{Content, Inode, ObjectContent};
 use crate::object::{Object, Said, dvol_name, layer_name, snapshot_of};
 use crate::permissions::{mode_after_write, require_read, require_write, stamp};
 use crate::view::View;
+use crate::zeros;
 
 /// The largest file.
 pub(crate) const OBJECT_MAX_BYTES: u64 = 1 << 53;
 /// Bytes of one unit, at most.
 const PART_MAX_BYTES: usize = 4 << 20;
+/// A write of so many bytes at most happens wholly or not at all.
+pub(crate) const UNIT_BYTES: usize = 64 << 10;
 /// How often a read is tried beside writes to the same place before it keeps them off.
 const READS_BESIDE: usize = 3;
 
@@ -64,6 +67,13 @@ pub(crate) fn aligned(data: IoBuf) -> IoBuf {
         true => data,
         false => IoBuf::copy_of(&data),
     }
+}
+
+/// What is written at once.
+enum Part {
+    Data(IoBuf),
+    /// So many bytes, in whole blocks, of which holes are made.
+    Zeros(u64),
 }
 
 /// What a look at the dvol of a file found.
@@ -299,12 +309,32 @@ impl<P: Platform> Inner<P> {
         stability: Stability,
     ) -> Result<Changes, Tried> {
         let whole = offset_bytes..offset_bytes + data.len() as u64;
-        self.check_room_for(object, &whole).await?;
+        let holes = self.with_state(|state| state.superblock.zeros_to_holes);
+        let part_at = |from: usize| match holes {
+            true => zeros::next(offset_bytes + from as u64, &data[from..]),
+            false => (data.len() - from, false),
+        };
+        // Nothing is taken by a hole.
+        if part_at(0) != (data.len(), true) {
+            self.check_room_for(object, &whole).await?;
+        }
         let _writing = object.begin_write(whole);
         let mut changes: Option<Changes> = None;
-        for from in (0..data.len()).step_by(PART_MAX_BYTES) {
-            let part = data.slice(from..data.len().min(from + PART_MAX_BYTES));
+        let mut from = 0;
+        while from < data.len() {
+            let (len, is_zeros) = part_at(from);
+            let part = from..from + len.min(PART_MAX_BYTES);
+            // The last one's flush covers those before it.
+            let stability = match part.end < data.len() {
+                true => Stability::Unstable,
+                false => stability,
+            };
             let at = offset_bytes + from as u64;
+            from = part.end;
+            let part = match is_zeros {
+                true => Part::Zeros(part.len() as u64),
+                false => Part::Data(data.slice(part)),
+            };
             let done = self.write_part(caller, object, at, part, stability).await;
             self.recount_object(object);
             let (before, after) = done?;
@@ -319,10 +349,14 @@ impl<P: Platform> Inner<P> {
         caller: &Caller,
         object: &Object,
         offset_bytes: u64,
-        data: IoBuf,
+        part: Part,
         stability: Stability,
     ) -> Result<(Attributes, Attributes), Tried> {
-        let end = offset_bytes + data.len() as u64;
+        let end = offset_bytes
+            + match &part {
+                Part::Data(data) => data.len() as u64,
+                Part::Zeros(len_bytes) => *len_bytes,
+            };
         let changed = Cell::new(None);
         // Asked for when the write gets its place: others may have got theirs since this was begun.
         let said = || {
@@ -346,15 +380,20 @@ impl<P: Platform> Inner<P> {
             self.said(object).encode()
         };
         let engine = &self.engine;
-        let written = engine.write_with(
-            object.handle,
-            offset_bytes,
-            aligned(data),
-            of(stability),
-            said,
-        );
         let was_cleared = object.is_cleared.get();
-        if let Err(error) = written.await {
+        let (handle, stability) = (object.handle, of(stability));
+        let written = match part {
+            Part::Data(data) => {
+                let data = aligned(data);
+                let work = engine.write_with(handle, offset_bytes, data, stability, said);
+                work.await
+            }
+            Part::Zeros(len_bytes) => {
+                let work = engine.deallocate_with(handle, offset_bytes, len_bytes, stability, said);
+                work.await
+            }
+        };
+        if let Err(error) = written {
             // It never was, unless others have built on it: then the file has zeros there.
             if let Some((before, after)) = changed.get()
                 && object.issued.get() == after

@@ -76,6 +76,9 @@ pub struct Settings {
     pub quota_files: u64,
     /// A file that gets larger than this becomes a dvol.
     pub promote_bytes: u64,
+    /// Zeros that are written to a file which is a dvol make holes of whole blocks of 4 KiB, and take no space: a write of zeros and
+    /// nothing else, and stretches of 64 KiB of zeros in a longer one.
+    pub zeros_to_holes: bool,
     /// What the layer above keeps here.
     pub opaque: Opaque,
 }
@@ -86,6 +89,7 @@ impl Default for Settings {
             quota_bytes: 0,
             quota_files: 0,
             promote_bytes: PROMOTE_BYTES,
+            zeros_to_holes: false,
             opaque: Opaque::default(),
         }
     }

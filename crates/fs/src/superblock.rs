@@ -11,6 +11,10 @@ const VERSION: u8 = 1;
 const VERSION_BOUNDED: u8 = 2;
 /// Of one with something of the layer above, whether or not it bounds the number of files.
 const VERSION_OPAQUE: u8 = 3;
+/// Of one with flags, whatever else it has.
+const VERSION_FLAGS: u8 = 4;
+/// Zeros that are written make holes.
+const ZEROS_TO_HOLES: u8 = 1;
 /// The topmost directory's number.
 pub(crate) const ROOT: u64 = 1;
 /// The longest name of a filesystem or a snapshot, in bytes.
@@ -29,6 +33,8 @@ pub(crate) struct Superblock {
     pub(crate) quota_files: u64,
     /// A file that gets larger than this becomes a dvol.
     pub(crate) promote_bytes: u64,
+    /// Zeros that are written to files which are dvols make holes.
+    pub(crate) zeros_to_holes: bool,
     /// Key of the checksums in handles.
     pub(crate) secret: [u8; 16],
     pub(crate) created: Timestamp,
@@ -44,6 +50,7 @@ impl Superblock {
             quota_bytes: self.quota_bytes,
             quota_files: self.quota_files,
             promote_bytes: self.promote_bytes,
+            zeros_to_holes: self.zeros_to_holes,
             opaque: self.opaque,
         }
     }
@@ -54,16 +61,19 @@ impl Superblock {
             quota_bytes,
             quota_files,
             promote_bytes,
+            zeros_to_holes,
             opaque,
         } = settings;
         self.quota_bytes = quota_bytes;
         self.quota_files = quota_files;
         self.promote_bytes = promote_bytes;
+        self.zeros_to_holes = zeros_to_holes;
         self.opaque = opaque;
     }
 
     fn version(&self) -> u8 {
         match (self.opaque.is_empty(), self.quota_files) {
+            _ if self.zeros_to_holes => VERSION_FLAGS,
             (false, _) => VERSION_OPAQUE,
             (true, 0) => VERSION,
             (true, _) => VERSION_BOUNDED,
@@ -82,7 +92,10 @@ impl Superblock {
         out.u64(self.promote_bytes);
         out.0.extend(self.secret);
         out.time(self.created);
-        if version == VERSION_OPAQUE {
+        if version >= VERSION_FLAGS {
+            out.u8(u8::from(self.zeros_to_holes) * ZEROS_TO_HOLES);
+        }
+        if version >= VERSION_OPAQUE {
             let opaque = self.opaque.bytes();
             out.u8(opaque.len() as u8);
             out.0.extend(opaque);
@@ -94,7 +107,7 @@ impl Superblock {
     pub(crate) fn decode(value: &[u8]) -> Option<Superblock> {
         let mut value = Decoder(value);
         let version = value.u8()?;
-        if !(VERSION..=VERSION_OPAQUE).contains(&version) {
+        if !(VERSION..=VERSION_FLAGS).contains(&version) {
             return None;
         }
         let superblock = Superblock {
@@ -108,8 +121,13 @@ impl Superblock {
             promote_bytes: value.u64()?,
             secret: value.take()?,
             created: value.time()?,
+            zeros_to_holes: match version {
+                // The only flag there is, and it is why there are flags.
+                VERSION_FLAGS => (value.u8()? == ZEROS_TO_HOLES).then_some(true)?,
+                _ => false,
+            },
             opaque: match version {
-                VERSION_OPAQUE => {
+                VERSION_OPAQUE | VERSION_FLAGS => {
                     let len = value.u8()?;
                     Opaque::of(value.take_len(len.into())?)?
                 }
@@ -210,6 +228,7 @@ mod tests {
             quota_bytes: 7,
             quota_files: 0,
             promote_bytes: 5,
+            zeros_to_holes: false,
             secret: [1; 16],
             created: Timestamp::from_ns(6),
             opaque: none,
@@ -226,6 +245,19 @@ mod tests {
             assert_eq!((bytes[0], bytes.len()), (version, len));
             assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
         }
+        superblock.zeros_to_holes = true;
+        for (quota_files, opaque, len) in [(0, none, 72), (8, some, 75)] {
+            (superblock.quota_files, superblock.opaque) = (quota_files, opaque);
+            let mut bytes = superblock.encode();
+            assert_eq!((bytes[0], bytes[65], bytes.len()), (4, 1, len));
+            assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
+            for flags in [0, 2, 3] {
+                bytes[65] = flags;
+                assert_eq!(Superblock::decode(&bytes), None, "no such flags: {flags}");
+            }
+        }
+        superblock.zeros_to_holes = false;
+        superblock.quota_files = 8;
         superblock.opaque = none;
         let bounded = superblock.encode();
         let mut bytes = bounded.clone();

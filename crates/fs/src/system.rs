@@ -221,6 +221,7 @@ impl<P: Platform> Filesystems<P> {
             quota_bytes,
             quota_files,
             promote_bytes,
+            zeros_to_holes,
             opaque,
         } = settings;
         let superblock = Superblock {
@@ -229,6 +230,7 @@ impl<P: Platform> Filesystems<P> {
             quota_bytes,
             quota_files,
             promote_bytes,
+            zeros_to_holes,
             secret,
             created: now,
             opaque,

@@ -17,3 +17,4 @@ mod rollback;
 mod settings;
 mod support;
 mod unstable;
+mod zeros;

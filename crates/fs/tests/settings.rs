@@ -57,6 +57,7 @@ fn settings_are_kept() {
             quota_bytes: 4 << 20,
             quota_files: 5,
             promote_bytes: 8 << 10,
+            zeros_to_holes: true,
             opaque: Opaque::of(b"of the layer above").expect("fits"),
         };
         let set = fs.change_settings(|them| *them = settings).await;

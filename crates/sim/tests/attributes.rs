@@ -7,12 +7,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Attributes, Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability, join_all,
+    Attributes, Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability,
+    WRITE_MAX_BYTES, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
 
-use support::{BLOCK, begin, named};
+use support::{BLOCK, SIZE, begin, named};
 
 const STABILITIES: [Stability; 2] = [Stability::Stable, Stability::Unstable];
 
@@ -195,6 +196,54 @@ fn what_has_attributes_to_be_set() {
         engine.delete(dvol, true).await.expect("deletes");
         let gone = engine.set_attributes(dvol, attributes(6)).await;
         assert_eq!(gone, Err(DvolError::NotFound));
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// A deallocation brings them along in one unit, whether anything was there or not.
+#[test]
+fn they_come_with_a_deallocation_that_leaves_holes_as_they_are() {
+    with_engine(async |platform, disk, engine, dvol| {
+        for at in [0, 2] {
+            let write = engine.write(dvol, at * BLOCK, blocks(1), Stability::Stable);
+            write.await.expect("writes");
+        }
+        let mapped = || engine.mapped_bytes_of(dvol).expect("is there");
+        assert_eq!(mapped(), 2 * BLOCK);
+        let (mut byte, mut last) = (1, 1);
+        // Of what is there; of what is a hole already, in part and whole; of nothing at all.
+        for (first, count, left) in [(0, 1, 1), (1, 3, 0), (0, 4, 0), (9, 0, 0)] {
+            for stability in STABILITIES {
+                byte += 1;
+                let before = disk.counts();
+                let (at, len) = (first * BLOCK, count * BLOCK);
+                let clear = engine.deallocate_with(dvol, at, len, stability, || attributes(byte));
+                clear.await.expect("deallocates");
+                assert_eq!(mapped(), left * BLOCK, "{first}, {count}");
+                let writes = disk.counts().writes - before.writes;
+                let expected = u64::from(count > 0 && stability == Stability::Stable);
+                assert!(
+                    stability == Stability::Unstable || writes == expected,
+                    "{writes} writes: one group, and no data"
+                );
+                if count > 0 {
+                    last = byte;
+                }
+                assert_eq!(engine.attributes_of(dvol), Ok(attributes(last)));
+            }
+        }
+        for (at, len) in [(1, BLOCK), (0, 100), (0, WRITE_MAX_BYTES + BLOCK)] {
+            let clear = engine.deallocate_with(dvol, at, len, Stability::Stable, || attributes(99));
+            assert_eq!(clear.await, Err(DvolError::Invalid), "{at}, {len}");
+        }
+        let clear = engine.deallocate_with(dvol, SIZE, BLOCK, Stability::Stable, || attributes(99));
+        assert_eq!(clear.await, Err(DvolError::OutOfRange));
+        let expected = engine.attributes_of(dvol).expect("is there");
+        assert_ne!(expected, attributes(99));
+        engine.stop().await.expect("stops");
+        let engine = reopened(&platform, &disk).await;
+        let found = engine.dvol("dvol").expect("is there");
+        assert_eq!((found.attributes, found.mapped_bytes), (expected, 0));
         engine.stop().await.expect("stops");
     });
 }

@@ -11,7 +11,7 @@ use flagstone_device::engine::EngineCounters;
 use flagstone_sim::workload::{Script, whole_script};
 
 /// What the tally calls an operation by another name.
-const OTHER_NAMES: [(&str, &str); 13] = [
+const OTHER_NAMES: [(&str, &str); 14] = [
     ("create_above", "create_with"),
     // The first is what a move does with its target, which is crashed everywhere in `tests/moves.rs`.
     ("begin_history", "set_epoch"),
@@ -23,6 +23,7 @@ const OTHER_NAMES: [(&str, &str); 13] = [
     ("clone_of", "clone"),
     ("clone_with", "clone"),
     ("write_with", "change with attributes"),
+    ("deallocate_with", "change with attributes"),
     ("commit", "batch"),
     ("commit_ahead", "batch ahead"),
     // The same walk, which leaves more out. What quotas make of it: `tests/quotas.rs` of the filesystem.

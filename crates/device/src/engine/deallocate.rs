@@ -14,8 +14,8 @@ use smallvec::{SmallVec, smallvec};
 use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
-use super::write::Given;
-use super::{Engine, Inner, Stability};
+use super::write::{Given, WRITE_MAX_BYTES};
+use super::{Attributes, Engine, Inner, Stability};
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 
@@ -72,6 +72,38 @@ impl<P: Platform> Engine<P> {
             self.flush().await?;
         }
         inner.lsn_or_last(handle, done?)
+    }
+
+    /// Deallocates whole blocks, and replaces the dvol's attributes in the same unit: both happen or neither, and both
+    /// are seen at once. `attributes` is asked as [`Engine::write_with`] asks it. Blocks that are holes already stay as they
+    /// are, and if all are, the attributes alone are replaced. Offset and length are multiples of 4096, and the length is
+    /// at most [`WRITE_MAX_BYTES`]. [`DvolError::NoSpace`] as of a batch that deallocates; then nothing has happened.
+    pub async fn deallocate_with(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+        attributes: impl Fn() -> Attributes,
+    ) -> Result<Lsn, DvolError> {
+        let inner = &self.inner;
+        inner.check_change(handle, offset_bytes, len_bytes)?;
+        let is_whole = [offset_bytes, len_bytes].map(|bytes| bytes.is_multiple_of(BLOCK_SIZE));
+        if is_whole != [true; 2] || len_bytes > WRITE_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        if len_bytes == 0 {
+            return inner.lsn_or_last(handle, None);
+        }
+        let first = VBlock::containing(offset_bytes);
+        let range = first..VBlock(first.0 + len_bytes / BLOCK_SIZE);
+        // Alone before it looks: what is a hole then still is one when its unit is submitted.
+        let lock = inner
+            .range_locks(handle.slot)
+            .take(range.clone(), true)
+            .await;
+        let work = inner.unmap_along(handle, range, stability, &attributes);
+        inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
     /// Writes zeros that take space, so that later writes to them can't run out of it. Not one unit.
@@ -143,6 +175,46 @@ impl<P: Platform> Inner<P> {
             write.await.map(Some)
         };
         self.held(smallvec![(handle.slot, lock)], work).await
+    }
+
+    /// Deallocates what is mapped of whole blocks, in one unit with new attributes. The caller has the range alone.
+    async fn unmap_along(
+        self: &Rc<Self>,
+        handle: Handle,
+        range: Range<VBlock>,
+        stability: Stability,
+        attributes: &dyn Fn() -> Attributes,
+    ) -> Result<Lsn, DvolError> {
+        let slot = handle.slot;
+        let is_mapped = self.has_mapped(slot, range.clone()).await?;
+        let nodes = match is_mapped {
+            true => {
+                self.load_nodes(slot, range.clone()).await?;
+                self.nodes_due_unmapping(slot)
+            }
+            false => 0,
+        };
+        self.clear_way(slot, nodes + 1, Purpose::Changing).await?;
+        self.check_running()?;
+        let bytes = (range.end.0 - range.start.0) * BLOCK_SIZE;
+        // It may have been made smaller meanwhile.
+        self.check_change(handle, range.start.0 * BLOCK_SIZE, bytes)?;
+        let lsn = self.take_lsn(handle)?;
+        let mut records = SmallVec::new();
+        if is_mapped {
+            let ranges = vec![(range.start, range.end.0 - range.start.0)];
+            records.push(Record::Unmap { slot, lsn, ranges });
+        }
+        records.push(Record::Attributes {
+            slot,
+            lsn,
+            attributes: Box::new(attributes()),
+        });
+        let stable = stability == Stability::Stable;
+        let slots = SmallVec::from_slice(&[slot]);
+        let submitted = self.submit(records, slots, stable, SmallVec::new())?;
+        submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
+        Ok(lsn)
     }
 
     /// Deallocates whole blocks, given in bytes.

@@ -21,6 +21,10 @@ pub struct FilesystemSpec {
     /// A file that gets larger than this is kept as a volume's data is; without it 1 MiB. 1 GiB at most.
     #[serde(default)]
     pub promote_bytes: Option<u64>,
+    /// Whether zeros that are written to such a file take no space: whole blocks of 4 KiB, of a write that is nothing else, and
+    /// stretches of 64 KiB in a longer one.
+    #[serde(default)]
+    pub zeros_to_holes: bool,
     /// The user whose the topmost directory is.
     #[serde(default)]
     pub owner_uid: u32,
@@ -45,6 +49,8 @@ pub struct FilesystemChanges {
     pub quota_files: Option<u64>,
     /// A file that gets larger than this from now on is kept as a volume's data is. 1 GiB at most.
     pub promote_bytes: Option<u64>,
+    /// Whether zeros that are written to such a file from now on take no space.
+    pub zeros_to_holes: Option<bool>,
     /// What it is promised of its device, and may not exceed.
     pub slo: Option<Slo>,
     /// Do it although the device can't keep all its floors when they are claimed at once.
@@ -85,6 +91,9 @@ pub struct FilesystemInfo {
     pub quota_files: Option<u64>,
     /// A file that gets larger than this is kept as a volume's data is.
     pub promote_bytes: u64,
+    /// Whether zeros that are written to such a file take no space.
+    #[serde(default)]
+    pub zeros_to_holes: bool,
     /// What it is promised of its device, and may not exceed.
     #[serde(default)]
     pub slo: Slo,

@@ -65,12 +65,18 @@ pub const STOP_GRACE_DEFAULT_MS: u64 = 10_000;
 /// The name by which volumes are exported to NFS clients, as files of one directory. No filesystem can have it.
 pub const VOLUMES_EXPORT: &str = ".volumes";
 
-/// To whom a filesystem is exported, and in whose name they act. One that has no such rules is exported to this
-/// machine only, where everybody is believed to be who they say. [`VOLUMES_EXPORT`] without rules is not exported.
+/// To whom a filesystem, or a directory of one, is exported, and in whose name they act. A filesystem that has no such
+/// rules is exported to this machine only, where everybody is believed to be who they say. [`VOLUMES_EXPORT`] without
+/// rules is not exported.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportOptions {
     /// Its name, or [`VOLUMES_EXPORT`]. It need not be there yet.
     pub filesystem: String,
+    /// The names that lead from its topmost directory to the one that is exported; none: that itself.
+    pub directory: Vec<String>,
+    /// In the handles of what is reached through it: 0 of a topmost directory, and of each other one a number of its own
+    /// within the filesystem, for ever.
+    pub number: u16,
     /// From where it may be used.
     pub clients: Vec<Network>,
     /// Nothing can be changed through it.

@@ -48,6 +48,7 @@ pub(crate) fn create(scene: &Scene, name: &str, slo: Slo) -> Result<FilesystemIn
         quota_bytes: None,
         quota_files: None,
         promote_bytes: None,
+        zeros_to_holes: false,
         owner_uid: 0,
         owner_gid: 0,
         slo,

@@ -39,6 +39,7 @@ fn create(scene: &Scene, name: &str) -> Result<FilesystemInfo, NodeError> {
         quota_bytes: None,
         quota_files: None,
         promote_bytes: None,
+        zeros_to_holes: false,
         owner_uid: 7,
         owner_gid: 8,
         slo: Default::default(),
@@ -584,6 +585,8 @@ fn what_clients_made_is_there_after_a_restart_and_no_volume() {
 fn sections_say_who_may_do_what() {
     let rules = |filesystem: &str, clients: &str, read_only, squash| ExportOptions {
         filesystem: filesystem.to_owned(),
+        directory: Vec::new(),
+        number: 0,
         clients: vec![clients.parse().expect("a network")],
         read_only,
         squash,
@@ -607,4 +610,199 @@ fn sections_say_who_may_do_what() {
         assert_eq!(mounted, 0, "{name}");
         assert_eq!(make_directory(&mut stream, &root, "new"), status, "{name}");
     }
+}
+
+/// Of a directory, which clients at these addresses may mount.
+fn of_directory(names: &[&str], number: u16, clients: &str, read_only: bool) -> ExportOptions {
+    ExportOptions {
+        filesystem: "data".to_owned(),
+        directory: names.iter().map(|name| name.to_string()).collect(),
+        number,
+        clients: vec![clients.parse().expect("a network")],
+        read_only,
+        squash: Squash::None,
+        anonymous: (65534, 65534),
+    }
+}
+
+/// Answer to a LOOKUP: the status, and the handle.
+fn found(stream: &mut TcpStream, parent: &[u8], name: &str) -> (u32, Vec<u8>) {
+    let arguments = [opaque(parent), opaque(name.as_bytes())].concat();
+    let answer = call(stream, 100_003, 3, &arguments);
+    let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| answer[at + index]));
+    match word(0) {
+        0 => (0, answer[8..8 + word(4) as usize].to_vec()),
+        status => (status, Vec::new()),
+    }
+}
+
+/// Paths of the answer to EXPORT.
+fn exported(stream: &mut TcpStream) -> Vec<String> {
+    let answer = call(stream, 100_005, 5, &[]);
+    let mut words = answer.chunks(4).map(|word| word.try_into().expect("four"));
+    let mut next = || u32::from_be_bytes(words.next().expect("there is more"));
+    let mut text = |len: u32| -> Vec<u8> {
+        let words = (0..len.div_ceil(4)).flat_map(|_| next().to_be_bytes());
+        let mut bytes: Vec<u8> = words.collect();
+        bytes.truncate(len as usize);
+        bytes
+    };
+    let number = |text: &mut dyn FnMut(u32) -> Vec<u8>| {
+        u32::from_be_bytes(text(4).try_into().expect("four"))
+    };
+    let mut paths = Vec::new();
+    while number(&mut text) == 1 {
+        let len = number(&mut text);
+        paths.push(String::from_utf8(text(len)).expect("it is UTF-8"));
+        while number(&mut text) == 1 {
+            let len = number(&mut text);
+            text(len);
+        }
+    }
+    paths
+}
+
+const ACCES: u32 = 13;
+const STALE: u32 = 70;
+
+#[test]
+fn a_directory_is_exported_by_rules_of_its_own() {
+    let scene = Scene::with(with_nfs);
+    create(&scene, "data").expect("made");
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, whole) = mount(&mut stream, "/data");
+    for name in ["projects", "archive"] {
+        assert_eq!(make_directory(&mut stream, &whole, name), 0);
+    }
+    let (_, projects_of_whole) = mount(&mut stream, "/data/projects");
+    assert_eq!(projects_of_whole[2..4], [0, 0], "no rules: the whole's");
+    for name in ["open", "secret"] {
+        assert_eq!(make_directory(&mut stream, &projects_of_whole, name), 0);
+    }
+    drop(stream);
+
+    let here = "127.0.0.0/8";
+    let elsewhere = "192.0.2.0/24";
+    let rules = move |options: &mut NodeOptions| {
+        with_nfs(options);
+        options.exports = vec![
+            of_directory(&["projects"], 77, here, false),
+            of_directory(&["projects", "secret"], 78, elsewhere, false),
+            of_directory(&["archive"], 79, here, true),
+            of_directory(&["later"], 80, here, false),
+            of_directory(&[], 0, elsewhere, false),
+        ];
+    };
+    let scene = scene.restart(rules);
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    assert_eq!(
+        exported(&mut stream),
+        [
+            "/data",
+            "/data/projects",
+            "/data/projects/secret",
+            "/data/archive",
+            "/data/later"
+        ]
+    );
+    for closed in [
+        "/data",
+        "/data/projects/secret",
+        "/data/later",
+        "/data/other",
+    ] {
+        assert_eq!(mount(&mut stream, closed).0, ACCES, "{closed}");
+    }
+    assert_eq!(attributes(&mut stream, &whole), ACCES);
+    assert_eq!(attributes(&mut stream, &projects_of_whole), ACCES);
+    let (status, projects) = mount(&mut stream, "/data/projects");
+    assert_eq!((status, &projects[2..4]), (0, &[0, 77][..]));
+    assert_eq!(
+        found(&mut stream, &projects, ".."),
+        (0, projects.clone()),
+        "nothing is above"
+    );
+    let (status, open) = mount(&mut stream, "/data/projects/open");
+    assert_eq!((status, &open[2..4]), (0, &[0, 77][..]), "below it");
+    assert_eq!(found(&mut stream, &open, ".."), (0, projects.clone()));
+    assert_eq!(make_directory(&mut stream, &open, "new"), 0);
+    let (status, archive) = mount(&mut stream, "/data/archive");
+    assert_eq!(status, 0);
+    assert_eq!(
+        make_directory(&mut stream, &archive, "new"),
+        30,
+        "read-only"
+    );
+    let number = |mut handle: Vec<u8>, number: u8| {
+        handle[3] = number;
+        handle
+    };
+    let forged = number(archive.clone(), 77);
+    assert_eq!(
+        attributes(&mut stream, &forged),
+        10_001,
+        "BADHANDLE: nobody takes one elsewhere"
+    );
+    assert_eq!(
+        attributes(&mut stream, &number(archive, 81)),
+        STALE,
+        "no such export"
+    );
+    drop(stream);
+
+    // Handles of clients that go on behind a restart, before anybody mounts.
+    let scene = scene.restart(rules);
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    assert_eq!(found(&mut stream, &open, "new").0, 0);
+    assert_eq!(found(&mut stream, &open, ".."), (0, projects.clone()));
+    drop(stream);
+
+    // Without the section nobody has its handles.
+    let scene = scene.restart(with_nfs);
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    assert_eq!(attributes(&mut stream, &projects), STALE);
+    assert_eq!(attributes(&mut stream, &projects_of_whole), 0);
+    drop(stream);
+    scene.stop().expect("it stops");
+}
+
+/// A directory that gets the name of the one that was exported is what is mounted from then on.
+#[test]
+fn who_mounts_a_directory_gets_the_one_that_has_the_name() {
+    let rules = |options: &mut NodeOptions| {
+        with_nfs(options);
+        options.exports = vec![of_directory(&["a"], 7, "127.0.0.1", false)];
+    };
+    let scene = Scene::with(rules);
+    create(&scene, "data").expect("made");
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, whole) = mount(&mut stream, "/data");
+    let (status, _) = mount(&mut stream, "/data/a");
+    assert_eq!(status, 2, "NOENT: it is not there yet");
+    make_file(&mut stream, &whole, "file", b"x");
+    assert_eq!(make_directory(&mut stream, &whole, "a"), 0);
+    let (_, old) = mount(&mut stream, "/data/a");
+    assert_eq!(old[2..4], [0, 7]);
+    let rename = |stream: &mut TcpStream, from: &str, to: &str| {
+        let place = |name: &str| [opaque(&whole), opaque(name.as_bytes())].concat();
+        let answer = call(stream, 100_003, 14, &[place(from), place(to)].concat());
+        u32::from_be_bytes([0, 1, 2, 3].map(|index| answer[index]))
+    };
+    assert_eq!(rename(&mut stream, "a", "b"), 0);
+    assert_eq!(make_directory(&mut stream, &whole, "a"), 0);
+    let (_, new) = mount(&mut stream, "/data/a");
+    assert_ne!(old, new);
+    assert_eq!(new[2..4], [0, 7]);
+    assert_eq!(make_directory(&mut stream, &old, "still"), 0, "it goes on");
+    assert_eq!(
+        found(&mut stream, &old, "..").0,
+        ACCES,
+        "there is nothing above it for its client"
+    );
+    // Something that is no directory is no export, and its name leads to what it is in the whole.
+    assert_eq!(rename(&mut stream, "a", "c"), 0);
+    assert_eq!(rename(&mut stream, "file", "a"), 0);
+    assert_eq!(mount(&mut stream, "/data/a").0, 20, "NOTDIR");
+    drop(stream);
+    scene.stop().expect("it stops");
 }

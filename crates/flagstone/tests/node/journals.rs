@@ -84,6 +84,7 @@ fn home() -> FilesystemSpec {
         quota_bytes: None,
         quota_files: None,
         promote_bytes: None,
+        zeros_to_holes: false,
         owner_uid: 0,
         owner_gid: 0,
         slo: Slo::default(),

@@ -36,6 +36,8 @@ pub(crate) fn exporting(options: &mut NodeOptions) {
     options.nfs = Some("127.0.0.1:0".parse().expect("an address"));
     options.exports.push(ExportOptions {
         filesystem: VOLUMES_EXPORT.to_owned(),
+        directory: Vec::new(),
+        number: 0,
         clients: vec!["127.0.0.0/8".parse().expect("a network")],
         read_only: false,
         squash: Squash::None,
@@ -440,6 +442,7 @@ fn volumes_are_exported_where_it_is_said() {
         quota_bytes: None,
         quota_files: None,
         promote_bytes: None,
+        zeros_to_holes: false,
         owner_uid: 0,
         owner_gid: 0,
         slo: Default::default(),

@@ -3,7 +3,7 @@
 //! change say the rest.
 
 use flagstone_device::engine::{Attributes, Batch, Change as EngineChange, Stability};
-use flagstone_types::BLOCK_SIZE;
+use flagstone_types::{BLOCK_SIZE, Lsn};
 
 use super::client::{Client, Extent};
 use super::content::{Content, Effect, Tag, Value};
@@ -21,8 +21,10 @@ pub(crate) enum Described {
     Written,
     /// With a write, in a batch.
     InBatch,
-    /// With a deallocation.
+    /// With a deallocation, in a batch.
     Unmapped,
+    /// With a deallocation of its own, which leaves holes as they are.
+    Cleared,
     /// By themselves.
     Alone,
 }
@@ -64,7 +66,7 @@ impl Client {
             len: (extent.blocks().end - extent.blocks().start) * BLOCK_SIZE,
         };
         let extent = match how {
-            Described::Unmapped => whole,
+            Described::Unmapped | Described::Cleared => whole,
             _ => extent,
         };
         let of_attributes = ATTRIBUTES_BLOCK..ATTRIBUTES_BLOCK + 1;
@@ -74,7 +76,9 @@ impl Client {
         let tag = self.model.borrow_mut().new_tag();
         let mut effects = match how {
             Described::Alone => Vec::new(),
-            Described::Unmapped => extent.blocks().map(|v| (v, Effect::Unmap)).collect(),
+            Described::Unmapped | Described::Cleared => {
+                extent.blocks().map(|v| (v, Effect::Unmap)).collect()
+            }
             Described::Written | Described::InBatch => self.effects(extent, tag, 0),
         };
         effects.push((ATTRIBUTES_BLOCK, Effect::Whole { tag, meta: 0 }));
@@ -95,10 +99,16 @@ impl Client {
         let engine = self.engine.clone();
         let data = self.data(extent, tag);
         let (offset_bytes, len_bytes) = (extent.offset, extent.len);
+        let lsn_of = |lsn: Lsn| Some(vec![lsn.0]);
         let result = if how == Described::Written {
             let work = engine.write_with(handle, offset_bytes, data, stability, || attributes(tag));
             let result = self.patiently(work).await;
-            result.map(|r| r.map(|lsn| Some(vec![lsn.0])))
+            result.map(|r| r.map(lsn_of))
+        } else if how == Described::Cleared {
+            let said = || attributes(tag);
+            let work = engine.deallocate_with(handle, offset_bytes, len_bytes, stability, said);
+            let result = self.patiently(work).await;
+            result.map(|r| r.map(lsn_of))
         } else {
             let changed = match how {
                 Described::Unmapped => Some(EngineChange::Deallocate {
@@ -112,7 +122,7 @@ impl Client {
                     data,
                     meta: 0,
                 }),
-                Described::Written | Described::Alone => None,
+                Described::Written | Described::Cleared | Described::Alone => None,
             };
             let described = EngineChange::SetAttributes {
                 handle,

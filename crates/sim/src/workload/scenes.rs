@@ -531,7 +531,9 @@ impl Client {
                 let stability = self.stability();
                 let how = match choice {
                     4 => Described::Alone,
-                    5 => Described::Unmapped,
+                    // Told apart without another throw, so that kept seeds stay what they are until here.
+                    5 if extent.offset / BLOCK_SIZE % 2 == 0 => Described::Unmapped,
+                    5 => Described::Cleared,
                     6 => Described::InBatch,
                     _ => Described::Written,
                 };

@@ -101,7 +101,12 @@ async fn forget(a: &mut Client) {
     a.platform.sleep_ns(REST_NS).await;
     a.changed_since_of(holes, blocks(0, 64), 8, 100).await;
     a.read_all(holes).await;
-    for how in [Described::Written, Described::InBatch, Described::Alone] {
+    for how in [
+        Described::Written,
+        Described::InBatch,
+        Described::Cleared,
+        Described::Alone,
+    ] {
         for stability in [Unstable, Stable] {
             a.describe_with(holes, blocks(50, 3), how, stability).await;
             a.check_attributes(holes);

@@ -6,7 +6,7 @@ mod snapshot;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use self::snapshot::SnapshotCommand;
 use super::OutputArgs;
@@ -66,6 +66,7 @@ Examples:
   flagstone fs set home --quota-bytes 200G --quota-files 1000000
   flagstone fs set home --quota-files none
   flagstone fs set vms --promote-bytes 64K
+  flagstone fs set vms --zeros holes                     what is zeroed takes no space
   flagstone fs set vms --floor reads=5000,writes=1000    so much, whatever others do
   flagstone fs set home --share 3                        three times what one with share 1 gets
   flagstone fs set home --limit writes=500,bytes=100M    never more, also if nobody else wants anything
@@ -73,7 +74,7 @@ Examples:
 What isn't named stays as it is. A quota may be below what is used: then nothing new finds room
 until something is deleted. Files that have become large ones stay so.")]
     #[command(group(ArgGroup::new("changes")
-        .args(["quota_bytes", "quota_files", "promote_bytes", "share", "floor", "limit"])
+        .args(["quota_bytes", "quota_files", "promote_bytes", "zeros", "share", "floor", "limit"])
         .required(true).multiple(true)))]
     Set {
         /// The filesystem
@@ -197,6 +198,19 @@ struct LimitArgs {
     /// less, and cloned without copying [default: 1M]
     #[arg(long, value_name = "SIZE")]
     promote_bytes: Option<Size>,
+    /// What becomes of zeros that are written to such a file: kept like other bytes, or holes that take no
+    /// space (of whole blocks of 4 KiB) [default: kept]
+    #[arg(long, value_name = "WHAT")]
+    zeros: Option<Zeros>,
+}
+
+/// What becomes of zeros that are written to large files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Zeros {
+    /// They take space like other bytes
+    Kept,
+    /// They take none: whole blocks of a write that is nothing else, and stretches of 64 KiB in a longer one
+    Holes,
 }
 
 /// Zero stands for none.
@@ -260,6 +274,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 quota_bytes: limits.quota_bytes.filter(|bytes| *bytes > 0),
                 quota_files: limits.quota_files.filter(|count| *count > 0),
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
+                zeros_to_holes: limits.zeros == Some(Zeros::Holes),
                 owner_uid,
                 owner_gid,
                 slo: slo.over(Slo::default()),
@@ -281,6 +296,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 quota_bytes: limits.quota_bytes,
                 quota_files: limits.quota_files,
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
+                zeros_to_holes: limits.zeros.map(|zeros| zeros == Zeros::Holes),
                 slo: new_slo,
                 oversubscribe: slo.oversubscribe,
             };

@@ -137,6 +137,13 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
             "promote",
             format!("files past {}", bytes(info.promote_bytes)),
         ),
+        (
+            "zeros",
+            match info.zeros_to_holes {
+                true => "holes".to_owned(),
+                false => "kept".to_owned(),
+            },
+        ),
         ("promised", info.slo.promise.to_string()),
         ("limit", info.slo.limit.to_string()),
         ("image stores", stores),

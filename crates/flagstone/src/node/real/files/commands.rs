@@ -51,6 +51,7 @@ impl CoreFiles {
             quota_bytes: spec.quota_bytes.unwrap_or(0),
             quota_files: spec.quota_files.unwrap_or(0),
             promote_bytes: spec.promote_bytes.unwrap_or(PROMOTE_BYTES),
+            zeros_to_holes: spec.zeros_to_holes,
             opaque: kept(&spec.slo),
         };
         let made = all.create_with(&spec.name, settings).await?;
@@ -172,6 +173,7 @@ impl RealNode {
             quota_bytes: bound(found.settings.quota_bytes),
             quota_files: bound(found.settings.quota_files),
             promote_bytes: found.settings.promote_bytes,
+            zeros_to_holes: found.settings.zeros_to_holes,
             slo: slo_in(&found.settings),
             image_stores: None,
             created_ns: ns_of(found.created),

@@ -1,15 +1,19 @@
-//! Which directories NFS clients may mount: each filesystem as `/NAME`, its snapshots as `/NAME@SNAPSHOT`, and the
-//! node's volumes as `/.volumes`, if somebody has said to whom.
+//! Which directories NFS clients may mount: each filesystem as `/NAME`, its snapshots as `/NAME@SNAPSHOT`, directories
+//! of it that have rules of their own, and the node's volumes as `/.volumes`, if somebody has said to whom.
 //!
-//! An export's number is zero: there is one for each filesystem, and the filesystem's number is in every handle
-//! beside it. So handles hold whatever the configuration says of others, and before and after.
+//! A whole filesystem's export has number zero, a directory's one that the configuration says or makes of its path;
+//! the filesystem's number is in every handle beside it. So handles hold whatever the configuration says of others, and
+//! before and after.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
-use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnapshots};
+use flagstone_fs::{
+    Caller, FileError, FileKind, Files, FilesystemId, HasSnapshots, Node, WithSnapshots,
+};
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
 use flagstone_gateway::rpc::server::Visitor;
 use flagstone_platform::Platform;
@@ -26,7 +30,7 @@ use crate::node::real::core::CoreNode;
 use crate::node::real::slo::terms_of;
 use crate::node::{ExportOptions, VOLUMES_EXPORT};
 
-/// Of the only export that a filesystem has.
+/// Of a whole filesystem.
 const NUMBER: u16 = 0;
 
 /// Nobody's user and group, unless something else is said.
@@ -37,16 +41,34 @@ pub(in crate::node::real) struct Rules(pub(in crate::node::real) Vec<ExportOptio
 
 impl Rules {
     fn of(&self, filesystem: &str) -> ExportOptions {
-        let is_it = |rules: &&ExportOptions| rules.filesystem == filesystem;
+        let is_it =
+            |rules: &&ExportOptions| rules.filesystem == filesystem && rules.directory.is_empty();
         let found = self.0.iter().find(is_it).cloned();
         found.unwrap_or_else(|| ExportOptions {
             filesystem: filesystem.to_owned(),
+            directory: Vec::new(),
+            number: NUMBER,
             clients: this_machine(),
             read_only: false,
             // Nothing but this machine, and its users can say to be anybody anyway: ports are unprivileged.
             squash: Squash::None,
             anonymous: NOBODY,
         })
+    }
+
+    /// Of directories of a filesystem that have their own.
+    fn below<'r>(&'r self, filesystem: &'r str) -> impl Iterator<Item = &'r ExportOptions> {
+        let is_it = move |rules: &&ExportOptions| {
+            rules.filesystem == filesystem && !rules.directory.is_empty()
+        };
+        self.0.iter().filter(is_it)
+    }
+
+    /// Of the directory with exactly this path.
+    fn of_directory(&self, path: &str) -> Option<&ExportOptions> {
+        let mut names = path.strip_prefix('/')?.split('/');
+        let mut of_it = self.below(names.next()?);
+        of_it.find(|rules| rules.directory.iter().map(String::as_str).eq(names.clone()))
     }
 
     /// To whom volumes are exported as files. Nobody has to be, so nobody is unless it is said.
@@ -67,6 +89,8 @@ fn this_machine() -> Vec<Network> {
 /// The export of a filesystem that somebody has used.
 pub(super) struct Known {
     pub(super) export: Rc<CoreExport>,
+    /// Those of its directories that somebody has used, by their numbers.
+    below: BTreeMap<u16, Rc<CoreExport>>,
     /// Whose turns its operations take, and at which device of the node.
     pub(super) tenant: Tenant<UringPlatform>,
     /// What was done with it.
@@ -120,6 +144,7 @@ impl CoreExports {
         };
         Ok(Known {
             export: Rc::new(export),
+            below: BTreeMap::new(),
             tenant,
             counters,
             device: home.device,
@@ -129,6 +154,57 @@ impl CoreExports {
 }
 
 impl CoreExports {
+    /// The export of a directory, looked for once more: `None` if there is no such directory.
+    async fn below(
+        &self,
+        whole: &CoreExport,
+        rules: &ExportOptions,
+    ) -> Result<Option<Rc<CoreExport>>, FileError> {
+        // Who may mount it is said by its rules, not by the directories on the way.
+        let everybody = Caller::default();
+        let mut root = whole.root;
+        for name in &rules.directory {
+            let found = whole.files.lookup(&everybody, root, name.as_bytes());
+            root = match found.await {
+                Ok(found) if found.attributes.kind == FileKind::Directory => found.node,
+                Ok(_) | Err(FileError::NotFound | FileError::NotDirectory) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+        }
+        let export = Rc::new(CoreExport {
+            number: rules.number,
+            path: path_of_directory(rules),
+            root,
+            clients: Clients::Only(rules.clients.clone()),
+            read_only: rules.read_only,
+            squash: rules.squash,
+            anonymous: rules.anonymous,
+            files: whole.files.clone(),
+        });
+        let mut exports = self.core.files.exports.borrow_mut();
+        if let Some(known) = exports.get_mut(&whole.files.id()) {
+            known.below.insert(rules.number, export.clone());
+        }
+        Ok(Some(export))
+    }
+
+    /// The export with this number of a filesystem, of which the one of the whole is known.
+    async fn numbered(
+        &self,
+        whole: Rc<CoreExport>,
+        number: u16,
+    ) -> Result<Option<Rc<CoreExport>>, FileError> {
+        if number == NUMBER {
+            return Ok(Some(whole));
+        }
+        let name = String::from_utf8_lossy(whole.path.get(1..).unwrap_or_default());
+        let mut below = self.core.files.rules.below(&name);
+        match below.find(|rules| rules.number == number) {
+            Some(rules) => self.below(&whole, rules).await,
+            None => Ok(None),
+        }
+    }
+
     /// The directory of volumes, if it is exported.
     fn volumes(&self) -> Result<Option<Rc<CoreExport>>, FileError> {
         let files = &self.core.files;
@@ -164,6 +240,10 @@ fn path_of(filesystem: &str, snapshot: Option<&str>) -> Vec<u8> {
     }
 }
 
+fn path_of_directory(rules: &ExportOptions) -> Vec<u8> {
+    format!("/{}/{}", rules.filesystem, rules.directory.join("/")).into_bytes()
+}
+
 /// A filesystem, and a snapshot of it.
 fn names_of(path: &[u8]) -> Option<(&str, Option<&str>)> {
     let path = std::str::from_utf8(path).ok()?.strip_prefix('/')?;
@@ -182,29 +262,46 @@ impl Exports for CoreExports {
         filesystem: FilesystemId,
         number: u16,
     ) -> Result<Option<Rc<CoreExport>>, FileError> {
-        if number != NUMBER {
-            return Ok(None);
-        }
         if filesystem == VolumeFiles::ID {
-            return self.volumes();
+            return match number {
+                NUMBER => self.volumes(),
+                _ => Ok(None),
+            };
         }
-        if let Some(known) = self.core.files.exports.borrow().get(&filesystem) {
-            known.used_ns.set(self.core.platform.now().0);
-            return Ok(Some(known.export.clone()));
-        }
-        let Some(all) = self.core.files.there(&self.core).await? else {
-            return Ok(None);
+        let known = {
+            let exports = self.core.files.exports.borrow();
+            let known = exports.get(&filesystem);
+            known.map(|known| {
+                known.used_ns.set(self.core.platform.now().0);
+                (known.export.clone(), known.below.get(&number).cloned())
+            })
         };
-        match all.open_filesystem(filesystem).await {
-            Ok(files) => self.export(files).map(Some),
-            Err(FileError::NotFound) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let whole = match known {
+            Some((whole, _)) if number == NUMBER => return Ok(Some(whole)),
+            Some((_, Some(below))) => return Ok(Some(below)),
+            Some((whole, None)) => whole,
+            None => {
+                let Some(all) = self.core.files.there(&self.core).await? else {
+                    return Ok(None);
+                };
+                match all.open_filesystem(filesystem).await {
+                    Ok(files) => self.export(files)?,
+                    Err(FileError::NotFound) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        self.numbered(whole, number).await
     }
 
     async fn by_path(&self, path: &[u8]) -> Result<Option<Rc<CoreExport>>, FileError> {
-        let Some((filesystem, snapshot)) = names_of(path) else {
-            return Ok(None);
+        let rules = &self.core.files.rules;
+        let directory = std::str::from_utf8(path).ok();
+        let directory = directory.and_then(|path| rules.of_directory(path));
+        let (filesystem, snapshot) = match (directory, names_of(path)) {
+            (Some(rules), _) => (rules.filesystem.as_str(), None),
+            (None, Some(names)) => names,
+            (None, None) => return Ok(None),
         };
         if filesystem == VOLUMES_EXPORT {
             // A snapshot is one volume's: `VOLUME@SNAPSHOT` in the directory.
@@ -221,6 +318,10 @@ impl Exports for CoreExports {
             found => found?,
         };
         let export = self.export(files)?;
+        if let Some(rules) = directory {
+            // Whoever mounts it gets the directory that has the name now.
+            return self.below(&export, rules).await;
+        }
         let Some(snapshot) = snapshot else {
             return Ok(Some(export));
         };
@@ -260,11 +361,17 @@ impl Exports for CoreExports {
         let Ok(Some(all)) = self.core.files.there(&self.core).await else {
             return listed;
         };
-        let found = all.list().await.unwrap_or_default().into_iter();
-        listed.extend(found.map(|info| Listed {
-            path: path_of(&info.name, None),
-            clients: Clients::Only(rules.of(&info.name).clients),
-        }));
+        for info in all.list().await.unwrap_or_default() {
+            listed.push(Listed {
+                path: path_of(&info.name, None),
+                clients: Clients::Only(rules.of(&info.name).clients),
+            });
+            // Whether the directory is there is asked when it is mounted.
+            listed.extend(rules.below(&info.name).map(|rules| Listed {
+                path: path_of_directory(rules),
+                clients: Clients::Only(rules.clients.clone()),
+            }));
+        }
         listed
     }
 }
@@ -288,13 +395,33 @@ mod tests {
     fn what_nothing_is_said_of_is_for_this_machine() {
         let open = ExportOptions {
             filesystem: "open".to_owned(),
+            directory: Vec::new(),
+            number: NUMBER,
             clients: vec!["10.0.0.0/8".parse().expect("a network")],
             read_only: true,
             squash: Squash::All,
             anonymous: (1, 2),
         };
-        let rules = Rules(vec![open.clone()]);
+        let inside = ExportOptions {
+            directory: vec!["a".to_owned(), "b@c".to_owned()],
+            number: 9,
+            ..open.clone()
+        };
+        // Whatever comes first: a directory's rules aren't the filesystem's.
+        let rules = Rules(vec![inside.clone(), open.clone()]);
         assert_eq!(rules.of("open"), open);
+        assert_eq!(rules.of_directory("/open/a/b@c"), Some(&inside));
+        assert_eq!(path_of_directory(&inside), b"/open/a/b@c");
+        for path in [
+            "/open",
+            "/open/a",
+            "/open/a/b@c/d",
+            "/other/a/b@c",
+            "open/a/b@c",
+            "",
+        ] {
+            assert_eq!(rules.of_directory(path), None, "{path}");
+        }
         let other = Clients::Only(rules.of("other").clients);
         let allows = |peer: &str| other.allow(peer.parse().ok());
         assert!(allows("127.0.0.1") && allows("127.9.9.9") && allows("::1"));

@@ -83,6 +83,7 @@ async fn change_on_core(
         quota_bytes,
         quota_files,
         promote_bytes,
+        zeros_to_holes,
         slo,
         oversubscribe: _,
     } = changes;
@@ -90,6 +91,7 @@ async fn change_on_core(
         settings.quota_bytes = quota_bytes.unwrap_or(settings.quota_bytes);
         settings.quota_files = quota_files.unwrap_or(settings.quota_files);
         settings.promote_bytes = promote_bytes.unwrap_or(settings.promote_bytes);
+        settings.zeros_to_holes = zeros_to_holes.unwrap_or(settings.zeros_to_holes);
         settings.opaque = slo.as_ref().map_or(settings.opaque, kept);
     });
     let changed = changed.await.map_err(|error| file_error(error, doing))?;
