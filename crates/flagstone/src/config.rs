@@ -176,11 +176,8 @@ level = "info"
 # that others may mount than the filesystem, or not like that.
 # [[export]]
 # What clients mount: a slash and the filesystem's name. Its snapshots, /data@SNAPSHOT, go by the same rules.
-# A directory of it, /data/projects, whose clients see nothing above it. Or /.volumes: the node's volumes as files. Without
-# a section they are not exported; only `flagstone dev` does.
+# Or /.volumes: the node's volumes as files. Without a section they are not exported; only `flagstone dev` does.
 # path = "/data"
-# Of a directory there may be "number = N", 1 to 65535, by which handles of its clients have it: it is made of the path unless it
-# is said. Two directories of a filesystem can't have the same, and whoever gets one that another had gets its clients' handles.
 # Addresses and networks that may mount it.
 # clients = ["127.0.0.0/8", "10.0.0.0/8", "2001:db8::/32"]
 # Nothing can be changed through it.
@@ -190,6 +187,12 @@ level = "info"
 # squash = "root"
 # anonymous_uid = 65534
 # anonymous_gid = 65534
+# [[export]]
+# A directory of a filesystem: its clients see nothing above it. It goes by these rules alone, with the same keys.
+# path = "/data/projects"
+# By this number, 1 to 65535, handles of its clients have it. It is made of the path unless it is said; two directories of a
+# filesystem can't have the same, and a directory that gets one that another had gets its clients' handles.
+# number = 1
 "#;
 
 /// A node's configuration.
@@ -734,7 +737,7 @@ mod tests {
         assert_eq!(config.devices, vec![device]);
         assert_eq!(
             config.node_options().expect("it makes sense").exports.len(),
-            1
+            2
         );
         // The reader lists all keys it knows when it meets one it doesn't.
         for table in [

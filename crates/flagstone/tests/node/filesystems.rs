@@ -389,6 +389,7 @@ fn settings_are_changed_and_shown() {
     let some = FilesystemChanges {
         quota_files: Some(3),
         promote_bytes: Some(4096),
+        zeros_to_holes: Some(true),
         quota_bytes: Some(5 << 20),
         ..FilesystemChanges::default()
     };
@@ -406,6 +407,7 @@ fn settings_are_changed_and_shown() {
         changed.promote_bytes,
     );
     assert_eq!(limits, (Some(5 << 20), None, 4096));
+    assert!(changed.zeros_to_holes && !made.zeros_to_holes);
     assert_eq!(make_directory(&mut stream, &root, "more"), 0);
     let large = FilesystemChanges {
         promote_bytes: Some((1 << 30) + 1),
@@ -758,7 +760,7 @@ fn a_directory_is_exported_by_rules_of_its_own() {
     drop(stream);
 
     // Without the section nobody has its handles.
-    let scene = scene.restart(with_nfs);
+    let mut scene = scene.restart(with_nfs);
     let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
     assert_eq!(attributes(&mut stream, &projects), STALE);
     assert_eq!(attributes(&mut stream, &projects_of_whole), 0);
@@ -773,7 +775,7 @@ fn who_mounts_a_directory_gets_the_one_that_has_the_name() {
         with_nfs(options);
         options.exports = vec![of_directory(&["a"], 7, "127.0.0.1", false)];
     };
-    let scene = Scene::with(rules);
+    let mut scene = Scene::with(rules);
     create(&scene, "data").expect("made");
     let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
     let (_, whole) = mount(&mut stream, "/data");

@@ -67,8 +67,14 @@ impl Rules {
     /// Of the directory with exactly this path.
     fn of_directory(&self, path: &str) -> Option<&ExportOptions> {
         let mut names = path.strip_prefix('/')?.split('/');
-        let mut of_it = self.below(names.next()?);
-        of_it.find(|rules| rules.directory.iter().map(String::as_str).eq(names.clone()))
+        let filesystem = names.next()?;
+        let is_it = |rules: &&ExportOptions| {
+            let directory = rules.directory.iter().map(String::as_str);
+            rules.filesystem == filesystem
+                && !rules.directory.is_empty()
+                && directory.eq(names.clone())
+        };
+        self.0.iter().find(is_it)
     }
 
     /// To whom volumes are exported as files. Nobody has to be, so nobody is unless it is said.
