@@ -532,7 +532,7 @@ impl Client {
                 let how = match choice {
                     4 => Described::Alone,
                     // Told apart without another throw, so that kept seeds stay what they are until here.
-                    5 if extent.offset / BLOCK_SIZE % 2 == 0 => Described::Unmapped,
+                    5 if (extent.offset / BLOCK_SIZE).is_multiple_of(2) => Described::Unmapped,
                     5 => Described::Cleared,
                     6 => Described::InBatch,
                     _ => Described::Written,
