@@ -52,14 +52,21 @@ impl Description {
 }
 
 impl<P: Platform> Filesystem<P> {
-    /// What it is like now.
+    /// What it is like now. If large files have to be counted again, that is begun, and whoever asks next is told what
+    /// comes of it: so those who ask every few seconds know it. Who asks once has [`Self::count_again`] done first.
     pub fn describe(&self) -> Description {
         let id = self.inner.keys.0;
+        if self.inner.is_count_old() {
+            let inner = self.inner.clone();
+            let counting = async move { inner.recount_if_old().await };
+            self.inner.platform.spawn(counting);
+        }
         let (used_bytes, settings) = (self.inner.used_bytes(), self.settings());
-        let to = self.rolling_back_to();
-        let mut all = self.snapshots().into_iter();
-        let rolling = to.and_then(|to| all.find(|info| info.number == to));
-        let rolling = rolling.map(|info| info.name);
+        // Names are looked through for that alone: there may be thousands.
+        let rolling = self.rolling_back_to().and_then(|to| {
+            let mut all = self.snapshots().into_iter();
+            all.find(|info| info.number == to).map(|info| info.name)
+        });
         self.inner.with_state(|state| Description {
             id,
             name: String::from_utf8_lossy(&state.superblock.name).into_owned(),
@@ -71,5 +78,10 @@ impl<P: Platform> Filesystem<P> {
             rolling_back_to: rolling,
             problem: self.inner.trouble.borrow().said(),
         })
+    }
+
+    /// Counts again what large files take, if the background has given back some of it since.
+    pub async fn count_again(&self) {
+        self.inner.recount_if_old().await;
     }
 }

@@ -174,15 +174,18 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// Whether there are dvols, and layers were taken out since all were counted, and that is a while ago.
+    pub(crate) fn is_count_old(&self) -> bool {
+        let layers_gone = self.engine.layers_gone();
+        let taken = self.taken.borrow();
+        let next_ns = taken.counted_ns.map_or(0, |ns| ns + COUNTED_EVERY_NS);
+        let is_old = taken.layers_gone != layers_gone && self.platform.now().0 >= next_ns;
+        is_old && !taken.dvols.is_empty()
+    }
+
     /// Counts all dvols again if layers were taken out since, but not all the time.
     pub(crate) async fn recount_if_old(&self) {
-        let layers_gone = self.engine.layers_gone();
-        let is_old = {
-            let taken = self.taken.borrow();
-            let next_ns = taken.counted_ns.map_or(0, |ns| ns + COUNTED_EVERY_NS);
-            taken.layers_gone != layers_gone && self.platform.now().0 >= next_ns
-        };
-        if is_old {
+        if self.is_count_old() {
             self.recount_all().await;
         }
     }

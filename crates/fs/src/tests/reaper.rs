@@ -331,3 +331,35 @@ fn what_becomes_large_counts_once() {
         }
     });
 }
+
+/// What a deleted snapshot had of a large file is not counted any more once it is given back, though nobody asks how
+/// much room there is.
+#[test]
+fn what_a_deleted_snapshot_had_of_a_large_file_is_not_told_for_ever() {
+    run(async |stage| {
+        let file = stage.make("large").await;
+        stage.write(file, 1, 200_000).await;
+        let before = stage.fs.describe().used_bytes;
+        for is_asked_once in [true, false] {
+            for name in ["one", "two", "three"] {
+                stage.fs.take_snapshot(name).await.expect("takes one");
+                stage.write(file, 2, 8192).await;
+            }
+            assert!(stage.fs.describe().used_bytes > before);
+            for name in ["two", "three", "one"] {
+                let deleted = stage.fs.delete_snapshot(name).await;
+                deleted.expect("deletes it");
+            }
+            stage.sleep_ns(10 * SECOND_NS).await;
+            match is_asked_once {
+                true => stage.fs.count_again().await,
+                false => {
+                    // Who asks again and again, and does not wait for it.
+                    stage.fs.describe();
+                    stage.sleep_ns(SECOND_NS).await;
+                }
+            }
+            assert_eq!(stage.fs.describe().used_bytes, before);
+        }
+    });
+}

@@ -86,7 +86,10 @@ impl CoreFiles {
         let mut found = Vec::new();
         for info in wanted {
             match all.open_filesystem(info.id).await {
-                Ok(filesystem) => found.push(filesystem.describe()),
+                Ok(filesystem) => {
+                    filesystem.count_again().await;
+                    found.push(filesystem.describe());
+                }
                 // It was deleted meanwhile.
                 Err(FileError::NotFound | FileError::Stale) => {}
                 Err(error @ FileError::Stopping) => return Err(error),

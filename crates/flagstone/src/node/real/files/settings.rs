@@ -50,6 +50,7 @@ type Described = (Description, Vec<String>);
 
 /// What `fs show` shows of a filesystem.
 pub(super) async fn described(files: CoreFilesystem, doing: &str) -> Result<Described, NodeError> {
+    files.count_again().await;
     match files.image_stores().await {
         Ok(stores) => Ok((files.describe(), stores)),
         // Nobody is let in.
