@@ -8,7 +8,7 @@ use crate::files::FileId;
 
 const VERSION: u8 = 1;
 /// Content of this length and below lies in the inode itself.
-pub(crate) const INLINE_MAX_BYTES: usize = 512;
+pub const INLINE_MAX_BYTES: usize = 512;
 
 const REGULAR: u8 = 1;
 const DIRECTORY: u8 = 2;

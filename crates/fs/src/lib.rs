@@ -66,6 +66,7 @@ pub use flagstone_device::engine::{Piece, Pieces};
 pub use flagstone_pagestore::{
     ATTRIBUTE_KIND_MOVES, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME, DvolRole, StoreCounters,
 };
+pub use inode::INLINE_MAX_BYTES;
 pub use paths::{PathError, find, split_last};
 pub use settings::{OPAQUE_MAX_BYTES, Opaque, PROMOTE_BYTES, Settings};
 pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};

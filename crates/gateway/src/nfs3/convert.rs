@@ -1,8 +1,8 @@
 //! Between the words of a filesystem and those of the protocol.
 
 use flagstone_fs::{
-    AccessMask, Attributes, Changes, FileError, FileKind, FilesystemId, SetAttributes, SetTime,
-    SnapshotNumber, Timestamp,
+    AccessMask, Attributes, Changes, FileError, FileKind, FilesystemId, INLINE_MAX_BYTES,
+    SetAttributes, SetTime, SnapshotNumber, Timestamp,
 };
 
 use super::wire::args::access;
@@ -68,13 +68,24 @@ pub(crate) fn attributes(filesystem: u64, of: &Attributes) -> wire::Attributes {
         uid: of.uid,
         gid: of.gid,
         size_bytes: of.size_bytes,
-        used_bytes: of.used_bytes,
+        used_bytes: used_bytes(of),
         device,
         filesystem,
         file: of.number,
         accessed: time(of.accessed),
         modified: time(of.modified),
         changed: time(of.changed),
+    }
+}
+
+/// What is kept in an inode takes no block. To clients a file without blocks is one hole: GNU tar with `--sparse` doesn't
+/// read it and archives zeros. So content of that length counts by its length, as with the filesystems of Linux.
+fn used_bytes(of: &Attributes) -> u64 {
+    let may_be_inline =
+        of.kind == FileKind::Regular && of.size_bytes <= INLINE_MAX_BYTES as u64;
+    match may_be_inline {
+        true => of.used_bytes.max(of.size_bytes),
+        false => of.used_bytes,
     }
 }
 
@@ -164,6 +175,34 @@ mod tests {
             assert_eq!(access_bits(access_mask(bits)), bits);
         }
         assert_eq!(access_bits(access_mask(u32::MAX)), 63);
+    }
+
+    #[test]
+    fn only_a_hole_takes_no_space() {
+        let used = |kind, size_bytes, used_bytes| {
+            let of = Attributes {
+                kind,
+                size_bytes,
+                used_bytes,
+                mode: 0o644,
+                links: 1,
+                uid: 0,
+                gid: 0,
+                number: 1,
+                accessed: Timestamp::default(),
+                modified: Timestamp::default(),
+                changed: Timestamp::default(),
+            };
+            attributes(7, &of).used_bytes
+        };
+        let inline_max = INLINE_MAX_BYTES as u64;
+        assert_eq!(used(FileKind::Regular, 0, 0), 0);
+        assert_eq!(used(FileKind::Regular, 1, 0), 1);
+        assert_eq!(used(FileKind::Regular, inline_max, 0), inline_max);
+        assert_eq!(used(FileKind::Regular, 100, 4_096), 4_096);
+        assert_eq!(used(FileKind::Regular, inline_max + 1, 0), 0);
+        assert_eq!(used(FileKind::Regular, 1 << 30, 4_096), 4_096);
+        assert_eq!(used(FileKind::Directory, 100, 0), 0);
     }
 
     #[test]
