@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flagstone_pagestore::{BlockPtr, PagePtr};
+use flagstone_pagestore::{BlockPtr, PagePtr, StoreError};
 use flagstone_platform::Platform;
 
 use crate::error::{TreeError, Tried};
@@ -27,6 +27,7 @@ const AT_ONCE: u64 = 16;
 
 struct Walk<'a, P: Platform> {
     tree: &'a Tree<P>,
+    told: &'a dyn Fn(u64),
     report: TreeReport,
     used: BTreeMap<BlockPtr, u64>,
     /// The page met last at each height, and what it says its right neighbour is.
@@ -39,8 +40,14 @@ impl<P: Platform> Tree<P> {
     /// Looks at every page: heights, fences, links, and that each block knows which of its pages are in use.
     /// Nobody may change the tree meanwhile.
     pub async fn check(&self) -> Result<TreeReport, TreeError> {
+        self.check_telling(&|_| {}).await
+    }
+
+    /// The same; now and then it says how many pages it has looked at.
+    pub async fn check_telling(&self, told: &dyn Fn(u64)) -> Result<TreeReport, TreeError> {
         let mut walk = Walk {
             tree: self,
+            told,
             report: TreeReport::default(),
             used: BTreeMap::new(),
             last: BTreeMap::new(),
@@ -78,12 +85,17 @@ impl<P: Platform> Walk<'_, P> {
     async fn step(&mut self) {
         self.looked_at += 1;
         if self.looked_at.is_multiple_of(AT_ONCE) {
+            (self.told)(self.looked_at);
             self.tree.platform().yield_now().await;
         }
     }
 
     async fn read(&self, ptr: PagePtr) -> Result<Found, TreeError> {
         self.tree.read_page(ptr).await.map_err(|error| match error {
+            // Which page it is helps whoever looks for the cause.
+            Tried::For(TreeError::Store(StoreError::Corrupt)) => {
+                TreeError::Damaged(ptr, "its bytes do not match their checksum or format")
+            }
             Tried::For(error) => error,
             Tried::Stale => TreeError::Damaged(ptr, "there should be a page, and is none"),
         })

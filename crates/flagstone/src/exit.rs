@@ -22,7 +22,7 @@ pub enum Exit {
     Busy = 6,
     /// No node answers (in time).
     NotReachable = 7,
-    /// `verify` or a scrub found corruption, or stored bytes don't match their checksum.
+    /// `verify`, `fs check` or a scrub found corruption, or stored bytes don't match their checksum.
     Corrupt = 8,
     /// Refused: read-only, not permitted, or it would lose data and was not confirmed.
     Refused = 9,

@@ -1,6 +1,7 @@
-//! What commands do to a device that no node serves: format, calibrate, inspect, verify.
+//! What commands do to a device that no node serves: format, calibrate, inspect, verify, check its filesystems.
 
 mod calibrate;
+mod filesystems;
 mod foreign;
 mod format;
 mod image;
@@ -8,6 +9,7 @@ mod room;
 
 use std::path::Path;
 
+use flagstone_device::engine::OpenError;
 use flagstone_device::offline::{Image, ReadBlocks, inspect, verify};
 use flagstone_runtime::lock_device_shared;
 use flagstone_types::{BLOCK_SIZE, BlockNo};
@@ -20,6 +22,10 @@ use image::FileImage;
 pub(crate) use calibrate::takes as calibration_takes;
 pub use calibrate::{
     CalibrateOptions, CalibrateReport, CalibratedPoint, CalibratedPrices, calibrate,
+};
+pub use filesystems::{
+    CheckStage, CheckTold, CheckedDevice, DeviceToCheck, OfflineCheck, OfflineFilesystem,
+    check_filesystems,
 };
 pub use format::format;
 
@@ -141,6 +147,33 @@ pub(crate) fn no_device(path: &Path, doing: &str) -> Option<NodeError> {
     Some(error.next(format!(
         "check the path; a device that was never formatted needs `flagstone device format {shown}`"
     )))
+}
+
+/// What it is that a device can't be opened for, and what to do.
+pub(crate) fn open_advice(path: &Path, error: &OpenError) -> (NodeErrorKind, String) {
+    let path = path.display();
+    match error {
+        OpenError::Io(error) => (
+            NodeErrorKind::of_io(error),
+            "check the device and its path".to_owned(),
+        ),
+        OpenError::TooSmall { .. } => (
+            NodeErrorKind::Corrupt,
+            "check the device and its path".to_owned(),
+        ),
+        OpenError::Format(_) | OpenError::Damaged { .. } | OpenError::NoSpaceKnown(_) => (
+            NodeErrorKind::Corrupt,
+            format!(
+                "keep a copy of {path}, see with `flagstone verify {path}` what else is wrong, and \
+                 put back a copy from before the damage"
+            ),
+        ),
+        OpenError::NoSpace => (
+            NodeErrorKind::NoSpace,
+            format!("run `flagstone verify {path}`"),
+        ),
+        OpenError::OtherJournal => (NodeErrorKind::Internal, "see the log".to_owned()),
+    }
 }
 
 /// Describes a device: superblocks, journals, volumes, snapshots, segments; or one map; or one

@@ -23,6 +23,11 @@ use crate::pace::Pace;
 use crate::superblock::Usage;
 use crate::view::View;
 
+pub use self::progress::CheckProgress;
+use self::progress::Pass;
+
+mod progress;
+mod strays;
 #[cfg(test)]
 mod tests;
 
@@ -68,13 +73,32 @@ impl<P: Platform> Filesystem<P> {
     /// Looks at everything, with nothing else under way meanwhile. Takes some hundred bytes of memory for each
     /// file.
     pub async fn check(&self) -> Result<CheckReport, FileError> {
+        self.check_noting(&CheckProgress::default()).await
+    }
+
+    /// The same for who wants to know how far it is.
+    pub async fn check_noting(&self, progress: &CheckProgress) -> Result<CheckReport, FileError> {
         let _pause = self.inner.pause().await;
-        self.check_in_pause().await
+        let (files, times) = self.to_check();
+        progress.begin(files.saturating_mul(times));
+        self.check_in_pause(progress).await
+    }
+
+    /// How many files a check looks at, and how many times: their keys, what there is now, and each snapshot.
+    pub(crate) fn to_check(&self) -> (u64, u64) {
+        self.inner.with_state(|state| {
+            let files = state.usage.files.max(0).cast_unsigned();
+            (files, 2 + state.snapshots.len() as u64)
+        })
     }
 
     /// The same, where the caller sees to it that nothing is under way.
-    pub(crate) async fn check_in_pause(&self) -> Result<CheckReport, FileError> {
+    pub(crate) async fn check_in_pause(
+        &self,
+        progress: &CheckProgress,
+    ) -> Result<CheckReport, FileError> {
         let inner = &self.inner;
+        let (files, _) = self.to_check();
         // What an operation leaves to the background is no problem: it is done first.
         let swept = inner.sweep_in_pause().await?;
         let report = inner.look_in_pause(async |state| {
@@ -83,14 +107,16 @@ impl<P: Platform> Filesystem<P> {
                 ..CheckReport::default()
             };
             let mut named = BTreeSet::new();
-            let blocks = inner.check_keys(state, &mut report).await?;
+            let pass = progress.next(files);
+            let blocks = inner.check_keys(state, &pass, &mut report).await?;
             inner.check_blocks(blocks, &mut report).await?;
-            let live = SnapshotNumber::LIVE;
-            inner.check_view(live, &mut named, &mut report).await?;
-            for (_, snapshot) in &state.snapshots {
-                let at = SnapshotNumber(snapshot.number);
-                inner.check_view(at, &mut named, &mut report).await?;
-                report.snapshots += 1;
+            drop(pass);
+            let numbers = state.snapshots.iter().map(|(_, value)| value.number);
+            let views = numbers.map(SnapshotNumber);
+            for at in [SnapshotNumber::LIVE].into_iter().chain(views) {
+                let pass = progress.next(files);
+                inner.check_view(at, &pass, &mut named, &mut report).await?;
+                report.snapshots += u64::from(at != SnapshotNumber::LIVE);
             }
             inner.check_dvols(state, named, &mut report).await;
             inner.check_clients(&mut report).await?;
@@ -111,8 +137,10 @@ impl<P: Platform> Inner<P> {
     async fn check_keys(
         &self,
         state: &State,
+        pass: &Pass<'_>,
         report: &mut CheckReport,
     ) -> Result<BTreeSet<BlockPtr>, Tried> {
+        let mut inodes = 0;
         let mut view = View::new(&self.tree, u32::MAX);
         let (from, to) = self.keys.all_displaced();
         let mut notes = BTreeMap::new();
@@ -140,6 +168,7 @@ impl<P: Platform> Inner<P> {
             let found = view.scan_plain(&at, &to, BATCH).await?;
             let Some((last, _)) = found.last() else { break };
             at = [last.as_slice(), &[0]].concat();
+            pass.seen(inodes);
             self.platform.yield_now().await;
             for (versioned, value) in found {
                 let Some((key, version)) = key::split_version(&versioned) else {
@@ -152,6 +181,8 @@ impl<P: Platform> Inner<P> {
                         if let Some(group) = group.take() {
                             check_versions(state, &group, &mut notes, &mut blocks, report);
                         }
+                        let part = self.keys.of_file(key).map(|key| key.part);
+                        inodes += u64::from(matches!(part, Some(Part::Inode)));
                         group = Some(Versions {
                             key: key.to_vec(),
                             versions: vec![(version, value)],
@@ -216,6 +247,7 @@ impl<P: Platform> Inner<P> {
     async fn check_view(
         &self,
         at: SnapshotNumber,
+        pass: &Pass<'_>,
         named: &mut BTreeSet<DvolId>,
         report: &mut CheckReport,
     ) -> Result<(), Tried> {
@@ -236,6 +268,7 @@ impl<P: Platform> Inner<P> {
             let Some((last, _)) = found.last() else { break };
             // Behind all versions of the last key.
             from = [last.as_slice(), &[255; 5]].concat();
+            pass.seen(files.len() as u64);
             self.platform.yield_now().await;
             for (key, value) in found {
                 match self.keys.of_file(&key) {

@@ -51,7 +51,7 @@ mod zeros;
 mod tests;
 
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
-pub use check::CheckReport;
+pub use check::{CheckProgress, CheckReport};
 pub use description::Description;
 pub use dot_snapshot::{HasSnapshots, SNAPSHOTS, SNAPSHOTS_NAME, WithSnapshots};
 pub use error::FileError;
@@ -70,7 +70,7 @@ pub use inode::INLINE_MAX_BYTES;
 pub use paths::{PathError, find, split_last};
 pub use settings::{OPAQUE_MAX_BYTES, Opaque, PROMOTE_BYTES, Settings};
 pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};
-pub use system::{FilesystemInfo, FilesystemOptions, Filesystems};
+pub use system::{CheckedAll, FilesystemInfo, FilesystemOptions, Filesystems};
 
 /// Gives bytes to everything that reads what the tree holds, for a fuzzer. Panics if something that was read is
 /// not written as the same bytes.

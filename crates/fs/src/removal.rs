@@ -211,23 +211,13 @@ impl<P: Platform> All<P> {
     }
 
     /// Blocks that deleted filesystems still have, and what is wrong with dvols: each is of a filesystem that is
-    /// there, or is deleted. For who looks at everything in turn.
+    /// there, or is deleted, or is what all are stored in. For who looks at everything in turn.
     pub(crate) async fn check_remains(
         &self,
         there: &[FilesystemId],
     ) -> Result<(u64, Vec<String>), Tried> {
         let deleted = self.deleted_ones(usize::MAX).await?;
-        let mut problems = Vec::new();
-        self.visit_files(|handle, said| {
-            if !there.contains(&said.filesystem) && !deleted.contains(&said.filesystem) {
-                problems.push(format!(
-                    "the dvol {} is of a file of filesystem {}, which is not there",
-                    handle.id, said.filesystem
-                ));
-            }
-            true
-        })
-        .await;
+        let mut problems = self.check_strays(there, &deleted).await;
         let mut blocks = 0;
         for id in deleted {
             let (mut from, to) = Keys(id).all_files();

@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_btree::{Tree, TreeOptions};
+use flagstone_btree::{Tree, TreeError, TreeOptions};
 use flagstone_device::engine::Engine;
 use flagstone_pagestore::{
-    ExtentId, Geometry, OwnerId, Store, StoreCounters, StoreError, StoreOptions,
+    DvolRole, ExtentId, Geometry, OwnerId, Store, StoreCounters, StoreError, StoreOptions,
 };
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
@@ -15,7 +15,7 @@ use flagstone_types::DvolId;
 
 use crate::attributes::{Attributes, FileKind, Timestamp};
 use crate::change::Tried;
-use crate::check::CheckReport;
+use crate::check::{CheckProgress, CheckReport};
 use crate::contents::{BLOCK_SIZES, Extents, PAGE_BYTES};
 use crate::error::FileError;
 use crate::expiry;
@@ -54,6 +54,15 @@ pub struct FilesystemInfo {
     pub id: FilesystemId,
     /// Its name.
     pub name: String,
+}
+
+/// What a check of all filesystems found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CheckedAll {
+    /// In each, by name.
+    pub filesystems: Vec<(FilesystemInfo, CheckReport)>,
+    /// What is wrong with what they are stored in.
+    pub problems: Vec<String>,
 }
 
 /// All filesystems of one journal. A cheap handle, used by one core.
@@ -99,6 +108,15 @@ pub(crate) fn failed(tried: impl Into<Tried>) -> FileError {
 }
 
 impl<P: Platform> Filesystems<P> {
+    /// Whether there is anything of filesystems on an engine's journal.
+    pub fn are_on(engine: &Engine<P>) -> bool {
+        let mut are_there = false;
+        engine.visit_dvols(|_, attributes| {
+            are_there |= DvolRole::of(attributes).is_some_and(DvolRole::is_of_store);
+        });
+        are_there
+    }
+
     /// Opens what filesystems there are on an engine's journal; prepares it for them if there is nothing yet.
     pub async fn open(
         platform: P,
@@ -350,6 +368,26 @@ impl<P: Platform> Filesystems<P> {
     /// Whoever changes something meanwhile waits. What can't be read is a problem of its filesystem and keeps
     /// nobody from looking at the others.
     pub async fn check(&self) -> Result<Vec<(FilesystemInfo, CheckReport)>, FileError> {
+        let CheckedAll {
+            mut filesystems,
+            problems,
+        } = self.check_noting(&CheckProgress::default()).await?;
+        if filesystems.is_empty() && !problems.is_empty() {
+            let nobody = FilesystemInfo {
+                id: FilesystemId(0),
+                name: "(no filesystem)".to_owned(),
+            };
+            filesystems.push((nobody, CheckReport::default()));
+        }
+        // Somebody has to say it.
+        if let Some((_, last)) = filesystems.last_mut() {
+            last.problems.extend(problems);
+        }
+        Ok(filesystems)
+    }
+
+    /// The same, with what is no filesystem's alone apart, for who wants to know how far it is.
+    pub async fn check_noting(&self, progress: &CheckProgress) -> Result<CheckedAll, FileError> {
         let tree = &self.inner.tree;
         // None is made or opened until this is over, and nothing is under way in those there are: the blocks of
         // all are counted against what the page store has given out.
@@ -367,13 +405,15 @@ impl<P: Platform> Filesystems<P> {
         }
         let mut reports = Vec::new();
         let there: Vec<FilesystemId> = all.iter().map(|(info, _)| info.id).collect();
+        let files = begin(progress, &all);
         // Of deleted ones, what is still being given back.
         let mut problems = Vec::new();
-        if let Err(error) = tree.check().await.map_err(failed) {
-            if error == FileError::Stopping {
-                return Err(error);
+        if let Err(error) = self.inner.check_tree(progress, files).await {
+            let said = error.to_string();
+            if failed(error) == FileError::Stopping {
+                return Err(FileError::Stopping);
             }
-            problems.push(format!("the tree of all filesystems: {error}"));
+            problems.push(format!("the tree of all filesystems: {said}"));
         }
         // Of what can't be read nobody knows which blocks it has.
         let mut blocks;
@@ -390,7 +430,7 @@ impl<P: Platform> Filesystems<P> {
         }
         for (info, filesystem) in all {
             let report = match filesystem {
-                Ok(filesystem) => filesystem.check_in_pause().await,
+                Ok(filesystem) => filesystem.check_in_pause(progress).await,
                 Err(error) => Err(error),
             };
             let report = match report {
@@ -427,18 +467,45 @@ impl<P: Platform> Filesystems<P> {
             )),
             _ => {}
         }
-        if reports.is_empty() && !problems.is_empty() {
-            let nobody = FilesystemInfo {
-                id: FilesystemId(0),
-                name: "(no filesystem)".to_owned(),
-            };
-            reports.push((nobody, CheckReport::default()));
-        }
-        if let Some((_, last)) = reports.last_mut() {
-            last.problems.extend(problems);
-        }
-        Ok(reports)
+        Ok(CheckedAll {
+            filesystems: reports,
+            problems,
+        })
     }
+}
+
+impl<P: Platform> All<P> {
+    /// Whether an extent is the tree's, or has blocks of files.
+    pub(crate) fn has_extent(&self, id: ExtentId) -> bool {
+        id == TREE || self.extents.0.contains(&id)
+    }
+
+    /// Looks at the tree, which takes as long as it takes to look at so many files.
+    async fn check_tree(&self, progress: &CheckProgress, files: u64) -> Result<(), TreeError> {
+        // Some of their pages are free: behind the last one that is in use all is done.
+        let blocks = self.tree.store().allocated_blocks(TREE).await;
+        let blocks = blocks.unwrap_or_default();
+        let pages = (blocks * (TREE_BLOCK_BYTES / PAGE_BYTES)).max(1);
+        let pass = progress.next(files);
+        let told = |seen: u64| pass.seen(files.saturating_mul(seen) / pages);
+        self.tree.check_telling(&told).await.map(drop)
+    }
+}
+
+/// Says how much is to be looked at of these, and how many files they have.
+fn begin<P: Platform>(
+    progress: &CheckProgress,
+    all: &[(FilesystemInfo, Result<Filesystem<P>, FileError>)],
+) -> u64 {
+    let mut sum = (1_u64, 0_u64);
+    for filesystem in all.iter().filter_map(|(_, found)| found.as_ref().ok()) {
+        let (files, times) = filesystem.to_check();
+        let looks = files.saturating_mul(times);
+        sum = (sum.0.saturating_add(files), sum.1.saturating_add(looks));
+    }
+    let (files, looks) = sum;
+    progress.begin(files.saturating_add(looks));
+    files
 }
 
 async fn make_extent<P: Platform>(

@@ -10,6 +10,7 @@ mod lives;
 mod losses;
 mod memory;
 mod objects;
+mod overlaid;
 mod promises;
 mod quotas;
 mod removal;

@@ -145,8 +145,8 @@ impl Geometry {
         out
     }
 
-    /// Reads them back.
-    pub(crate) fn of_attributes(bytes: &Attributes) -> Result<(ExtentId, Geometry), GeometryError> {
+    /// Reads back what the attributes of an extent's dvol say: which extent it is, and its shape.
+    pub fn of_attributes(bytes: &Attributes) -> Result<(ExtentId, Geometry), GeometryError> {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let is_zero = |range: Range<usize>| bytes[range].iter().all(|&byte| byte == 0);
         if bytes[0] != ATTRIBUTE_KIND_EXTENT

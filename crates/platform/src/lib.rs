@@ -12,6 +12,7 @@
 pub mod buf;
 pub mod layers;
 pub mod locks;
+pub mod overlay;
 mod placed;
 pub mod pool;
 pub mod record;

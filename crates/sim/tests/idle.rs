@@ -84,6 +84,37 @@ fn what_was_deleted_is_given_back_while_nothing_happens() {
     });
 }
 
+/// Who looks at a journal has nothing done to it, however long that takes.
+#[test]
+fn nothing_is_given_back_where_upkeep_is_held() {
+    in_world(|platform, disk, engine| async move {
+        let dvol = create(&engine, "deleted").await;
+        for block in 0..2000 {
+            write(&engine, dvol, block * 3, 1).await;
+        }
+        engine.checkpoint().await.expect("is made");
+        engine.stop().await.expect("stops");
+        for hold_upkeep in [true, false] {
+            let device = platform.open(&disk);
+            let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
+            let (superblock, shared) = prepared.expect("has a superblock");
+            let options = EngineOptions {
+                hold_upkeep,
+                ..EngineOptions::default()
+            };
+            let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+            let engine = opened.await.expect("opens").0;
+            if hold_upkeep {
+                let dvol = engine.dvol("deleted").expect("is there").handle;
+                engine.delete(dvol, false).await.expect("deletes");
+            }
+            let used = settled(&platform, &disk, &engine).await;
+            assert_eq!(used > 2000 * BLOCK, hold_upkeep, "{used} bytes");
+            engine.stop().await.expect("stops all the same");
+        }
+    });
+}
+
 #[test]
 fn what_was_deallocated_is_given_back_while_nothing_happens() {
     in_world(|platform, disk, engine| async move {

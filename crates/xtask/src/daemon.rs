@@ -406,6 +406,23 @@ impl Node {
         command.arg("verify").arg(self.device_path());
         repo::output(command)
     }
+
+    /// `flagstone fs check --device` of the device while the node is not running. It must not have been written to.
+    pub(crate) fn check_files(&self) -> Result<String> {
+        ensure!(
+            self.daemon.is_none(),
+            "filesystems are checked on a device that nobody writes"
+        );
+        let device = self.device_path();
+        let modified = || fs::metadata(&device).and_then(|about| about.modified());
+        let before = modified().context("looking at the device")?;
+        let mut command = Command::new(&self.options.binary);
+        command.args(["fs", "check", "--device"]).arg(&device);
+        let found = repo::output(command)?;
+        let after = modified().context("looking at the device")?;
+        ensure!(before == after, "`fs check --device` wrote to the device");
+        Ok(found)
+    }
 }
 
 /// Warnings and errors in a node's log that a test didn't bring about on purpose.

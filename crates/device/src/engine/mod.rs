@@ -352,10 +352,15 @@ impl<P: Platform> Engine<P> {
         self.start_task(|inner| async move { inner.run_flusher().await });
         self.start_task(|inner| async move { inner.run_checkpointer().await });
         self.start_task(|inner| async move { inner.run_opener().await });
-        self.start_task(|inner| async move { inner.run_reaper().await });
-        self.start_task(|inner| async move { inner.run_forgetter().await });
+        let keeps_up = !self.inner.options.hold_upkeep;
+        if keeps_up {
+            self.start_task(|inner| async move { inner.run_reaper().await });
+            self.start_task(|inner| async move { inner.run_forgetter().await });
+        }
         self.start_task(|inner| async move { inner.run_quiet().await });
-        self.inner.platform.spawn(self.inner.clone().run_idle());
+        if keeps_up {
+            self.inner.platform.spawn(self.inner.clone().run_idle());
+        }
         if self.inner.options.scrub_period_ns > 0 {
             self.inner.platform.spawn(self.inner.clone().run_scrubber());
         }

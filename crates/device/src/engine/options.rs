@@ -83,6 +83,9 @@ pub struct EngineOptions {
     /// For measurements of recovery: no checkpoint until the stop. Once the ring is full, changes
     /// wait for good, and so does whoever asks for a checkpoint.
     pub hold_checkpoints: bool,
+    /// Leave undone what is only done to have space again: nothing is reaped or forgotten, and no checkpoint is made because nothing
+    /// happens. For who looks at a journal and lets go of it.
+    pub hold_upkeep: bool,
     /// Deallocated ranges that a dvol remembers, at most, for questions what has changed; or a
     /// quarter of its mapped blocks, if that is more. Beyond, the older half is forgotten.
     pub tombstones_max: u64,
@@ -104,6 +107,7 @@ impl Default for EngineOptions {
             prewrite_segments: false,
             zeros_rest_times: 3,
             hold_checkpoints: false,
+            hold_upkeep: false,
             tombstones_max: 65_536,
             scrub_period_ns: 0,
             reuse_soon: false,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Command;
-use super::target::parse_api_address;
+use super::target::{needs_no_node, parse_api_address};
 use crate::exit::{Exit, Failure};
 use crate::output::Format;
 
@@ -61,16 +61,12 @@ impl LeadingArgs {
         ];
         match left.into_iter().find(|(is_given, _)| *is_given) {
             None => Ok(()),
-            Some((_, option)) => Err(Failure {
+            Some((_, "-o")) => Err(Failure {
                 exit: Exit::Usage,
-                message: format!("`flagstone {command}` takes no {option}"),
-                next_step: match option {
-                    "-o" => format!("leave it out; see `flagstone {command} --help`"),
-                    _ => format!(
-                        "leave it out: this command needs no node; see `flagstone {command} --help`"
-                    ),
-                },
+                message: format!("`flagstone {command}` takes no -o"),
+                next_step: format!("leave it out; see `flagstone {command} --help`"),
             }),
+            Some((_, option)) => Err(needs_no_node(command, option)),
         }
     }
 }

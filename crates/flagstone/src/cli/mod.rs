@@ -157,7 +157,7 @@ Finding the node:
   Commands read DIR/node.json, which a node writes while it serves. DIR is --dir, else the
   environment variable FLAGSTONE_DIR, else ./flagstone-data. --api ADDR:PORT needs no folder.
   Both, and -o, can stand in front of the command or behind it. Commands that need no node
-  (inspect, verify, config, completions, openapi) take neither --dir nor --api.
+  (inspect, verify, fs check --device, config, completions, openapi) take neither --dir nor --api.
 
 The key:
   The API asks for a key, which the node makes and keeps in DIR/api.key. Commands that find the

@@ -89,6 +89,18 @@ fn key_of_folder(dir: &Path) -> Result<Option<Secret>, NodeError> {
     }
 }
 
+/// An option that names a node was given to a command that has no use for it.
+pub(super) fn needs_no_node(command: &str, option: &str) -> Failure {
+    Failure {
+        exit: Exit::Usage,
+        message: format!("`flagstone {command}` takes no {option}"),
+        next_step: format!(
+            "leave it out: this command needs no node; see `flagstone {} --help`",
+            command.split(" --").next().unwrap_or(command)
+        ),
+    }
+}
+
 impl TargetArgs {
     /// Takes what was given in front of the command, where nothing was given behind it.
     pub(super) fn take(
@@ -103,6 +115,19 @@ impl TargetArgs {
         }
         self.dir = self.dir.take().or(dir);
         self.api_key_file = self.api_key_file.take().or(api_key_file);
+    }
+
+    /// Refuses to be told of a node: the command needs none.
+    pub(super) fn refuse(&self, command: &str) -> Result<(), Failure> {
+        let given = [
+            (self.dir.is_some(), "--dir"),
+            (self.api.is_some(), "--api"),
+            (self.api_key_file.is_some(), "--api-key-file"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((_, option)) => Err(needs_no_node(command, option)),
+        }
     }
 
     /// A client of the node, with its key.

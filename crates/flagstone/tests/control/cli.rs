@@ -830,6 +830,7 @@ fn help_teaches() {
         &["snapshot", "create"],
         &["device", "format"],
         &["verify"],
+        &["fs", "check"],
         &["completions"],
     ] {
         let help = bare(&[command, &["--help"]].concat());

@@ -161,6 +161,7 @@ fn no_device_and_a_damaged_one_are_told_apart_everywhere() {
     let shown = image.display();
     let commands = [
         format!("verify {shown}"),
+        format!("fs check --device {shown}"),
         format!("inspect {shown}"),
         format!("inspect --block 0 {shown}"),
         format!(
@@ -210,6 +211,53 @@ fn a_block_behind_the_end_is_refused() {
         let range = format!("blocks 0 to {last}");
         assert!(refused.err.contains(&range), "{}", refused.err);
     }
+}
+
+/// It needs no node, and is not told of one. A device that somebody has is left alone, and so are those beside it.
+#[test]
+fn filesystems_are_checked_without_a_node() {
+    let dir = TempDir::new("fscheck");
+    let (image, other) = (dir.path().join("a.img"), dir.path().join("b.img"));
+    for image in [&image, &other] {
+        let formatted = flagstone(&format!("device format {}:32M", image.display()));
+        assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    }
+    let (a, b) = (image.display(), other.display());
+    let before = fs::read(&image).expect("read");
+    let checked = flagstone(&format!("fs check --device {a} --device {b}:32M"));
+    assert_eq!((checked.exit, checked.err.as_str()), (0, ""));
+    let none = |path| format!("{path}: there is no filesystem on it; nothing was changed on it\n");
+    assert_eq!(checked.out, none(a.to_string()) + &none(b.to_string()));
+    let checked = flagstone(&format!("fs check -o json --device {a}"));
+    let value: serde_json::Value = serde_json::from_str(&checked.out).expect("JSON");
+    assert_eq!(value["clean"], true);
+    assert_eq!(value["items"], serde_json::json!([]));
+    assert_eq!(value["devices"][0]["device"], a.to_string());
+    assert_eq!(fs::read(&image).expect("read"), before);
+    let named = flagstone(&format!("fs check --device {a} data"));
+    fails(&named, Exit::NotFound, "there is no filesystem 'data'");
+    let size = flagstone(&format!("fs check --device {a}:64M"));
+    fails(&size, Exit::Usage, "expected a device of");
+    for option in ["--dir d", "--api localhost:1", "--api-key-file f"] {
+        for args in [
+            format!("fs check --device {a} {option}"),
+            format!("{option} fs check --device {a}"),
+        ] {
+            let refused = flagstone(&args);
+            fails(
+                &refused,
+                Exit::Usage,
+                "`flagstone fs check --device` takes no --",
+            );
+            assert!(refused.err.contains("needs no node"), "{}", refused.err);
+        }
+    }
+    let lock = flagstone_runtime::lock_device(&other).expect("free");
+    let busy = flagstone(&format!("fs check --device {a} --device {b}"));
+    fails(&busy, Exit::Busy, "another process has it open");
+    assert_eq!(busy.out, "", "nothing was begun");
+    assert!(busy.err.contains("stop the node"), "{}", busy.err);
+    drop(lock);
 }
 
 /// Said to be what it is: the node may be writing at the same time.
@@ -280,6 +328,7 @@ fn the_systems_errors_have_their_exit_codes() {
     let missing = format!("{shown}/missing");
     for args in [
         format!("verify {missing}"),
+        format!("fs check --device {missing}"),
         format!("inspect {missing}"),
         format!("config check {missing}"),
         format!("serve --config {missing}"),
@@ -289,6 +338,7 @@ fn the_systems_errors_have_their_exit_codes() {
     }
     for args in [
         format!("verify {shown}"),
+        format!("fs check --device {shown}"),
         format!("config check {shown}"),
         format!("serve --device {shown} --dir {shown} {ANY_PORT}"),
     ] {

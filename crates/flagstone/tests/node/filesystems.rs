@@ -69,19 +69,10 @@ fn call(stream: &mut TcpStream, program: u32, procedure: u32, arguments: &[u8]) 
 pub(crate) fn call_as(
     stream: &mut TcpStream,
     uid: u32,
-    (program, procedure): (u32, u32),
+    program_and_procedure: (u32, u32),
     arguments: &[u8],
 ) -> Vec<u8> {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let head = [number, 0, 2, program, 3, procedure];
-    // By AUTH_SYS, and no verifier.
-    let caller = [1, 20, 0, 0, uid, uid, 0, 0, 0];
-    let words = head.into_iter().chain(caller);
-    let mut record: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
-    record.extend(arguments);
-    let mark = 0x8000_0000 | record.len() as u32;
-    stream.write_all(&mark.to_be_bytes()).expect("sent");
+    let (number, record) = record(uid, program_and_procedure, arguments);
     stream.write_all(&record).expect("sent");
     let mut mark = [0; 4];
     stream.read_exact(&mut mark).expect("an answer");
@@ -90,6 +81,24 @@ pub(crate) fn call_as(
     let accepted = [number, 1, 0, 0, 0, 0].map(u32::to_be_bytes).concat();
     assert_eq!(answer[..24], accepted);
     answer.split_off(24)
+}
+
+/// A call as it is sent, and its number.
+pub(crate) fn record(
+    uid: u32,
+    (program, procedure): (u32, u32),
+    arguments: &[u8],
+) -> (u32, Vec<u8>) {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let head = [number, 0, 2, program, 3, procedure];
+    // By AUTH_SYS, and no verifier.
+    let caller = [1, 20, 0, 0, uid, uid, 0, 0, 0];
+    let words = head.into_iter().chain(caller);
+    let mut body: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
+    body.extend(arguments);
+    let mark = 0x8000_0000 | body.len() as u32;
+    (number, [&mark.to_be_bytes()[..], &body].concat())
 }
 
 pub(crate) fn opaque(bytes: &[u8]) -> Vec<u8> {
@@ -110,14 +119,19 @@ pub(crate) fn mount(stream: &mut TcpStream, path: &str) -> (u32, Vec<u8>) {
 }
 
 /// Status of a MKDIR.
-fn make_directory(stream: &mut TcpStream, parent: &[u8], name: &str) -> u32 {
+pub(crate) fn make_directory(stream: &mut TcpStream, parent: &[u8], name: &str) -> u32 {
     let arguments = [opaque(parent), opaque(name.as_bytes()), vec![0; 24]].concat();
     let answer = call(stream, 100_003, 9, &arguments);
     u32::from_be_bytes([answer[0], answer[1], answer[2], answer[3]])
 }
 
 /// Makes a file with some bytes. Returns its handle.
-fn make_file(stream: &mut TcpStream, parent: &[u8], name: &str, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn make_file(
+    stream: &mut TcpStream,
+    parent: &[u8],
+    name: &str,
+    bytes: &[u8],
+) -> Vec<u8> {
     // Guarded, with the mode and nothing else set.
     let set = [1, 1, 0o640, 0, 0, 0, 0, 0].map(u32::to_be_bytes).concat();
     let arguments = [opaque(parent), opaque(name.as_bytes()), set].concat();

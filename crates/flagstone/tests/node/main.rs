@@ -6,6 +6,7 @@ mod between;
 mod between_kept;
 mod between_resumed;
 mod blocking;
+mod checked_offline;
 mod client;
 mod control;
 mod damage;

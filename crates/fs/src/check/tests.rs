@@ -1,13 +1,17 @@
 //! What a check finds: each kind of damage is done to a filesystem that is whole, behind its back.
 
 use flagstone_btree::Part;
-use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
+use flagstone_device::engine::{
+    Attributes as DvolAttributes, CreateDvol, Engine, EngineOptions, FormatOptions, format_device,
+};
+use flagstone_pagestore::{ExtentId, Geometry};
 use flagstone_platform::IoBuf;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
 
 use super::*;
 use crate::change::versions;
 use crate::files::{Caller, Creation, Files, New, Node, Stability};
+use crate::object::Said;
 use crate::system::{FilesystemOptions, Filesystems};
 use crate::{SetAttributes, Settings};
 
@@ -132,6 +136,23 @@ fn problems_after(damage: impl AsyncFnOnce(&Stage) + 'static) -> Vec<String> {
     })
 }
 
+/// What is said of all filesystems, and how far it says it has come.
+fn problems_of_all(damage: impl AsyncFnOnce(&Stage) + 'static) -> (Vec<String>, (u64, u64)) {
+    let world = World::new(1);
+    let (platform, disk) = (world.platform(0), SimDisk::new(DiskConfig::new(256 << 20)));
+    world.block_on(0, async move {
+        let (all, stage) = Stage::begin(&platform, &disk).await;
+        damage(&stage).await;
+        let progress = CheckProgress::default();
+        let found = all.check_noting(&progress).await;
+        let found = found.expect("can be looked at");
+        for (_, report) in found.filesystems {
+            assert_eq!(report.problems, [""; 0], "in it all is well");
+        }
+        (found.problems, progress.far())
+    })
+}
+
 #[track_caller]
 fn assert_found(wanted: &[&str], damage: impl AsyncFnOnce(&Stage) + 'static) {
     let problems = problems_after(damage);
@@ -142,6 +163,67 @@ fn assert_found(wanted: &[&str], damage: impl AsyncFnOnce(&Stage) + 'static) {
             "'{wanted}' is not in {problems:#?}"
         );
     }
+}
+
+#[test]
+fn a_check_has_come_to_its_end_when_it_is_over() {
+    let (problems, (done, total)) = problems_of_all(async |_| {});
+    assert_eq!(problems, [""; 0]);
+    // Five files, and one more for what there is without any: the tree, and keys, now and in the snapshot.
+    assert_eq!((done, total), (6 + 3 * 5, 6 + 3 * 5));
+}
+
+#[test]
+fn dvols_that_nobody_names_are_told() {
+    let create = async |stage: &Stage, name: &str, attributes: DvolAttributes| {
+        let new = CreateDvol {
+            name: name.to_owned(),
+            id: None,
+            size_bytes: 1 << 20,
+            reserved_bytes: 0,
+        };
+        let created = stage.engine.create_with(new, attributes).await;
+        created.expect("creates");
+    };
+    let of_kind = |kind: u8| {
+        let mut attributes: DvolAttributes = [0; _];
+        attributes[0] = kind;
+        attributes[1] = 99;
+        attributes
+    };
+    let (problems, _) = problems_of_all(async move |stage| {
+        let geometry = Geometry::new(4096, 4096, 100).expect("makes sense");
+        let store = stage.fs.inner.store();
+        let made = store.create_extent(ExtentId(0x4d), geometry).await;
+        made.expect("makes one");
+        let said = Said {
+            filesystem: crate::FilesystemId(99),
+            file: stage.large,
+            stamp: 1,
+            since: 1,
+            is_cleared: false,
+            size_bytes: 0,
+            time_ns: 0,
+        };
+        create(stage, ".file-of-another", said.encode()).await;
+        create(stage, "a second store", of_kind(2)).await;
+        create(stage, "a second log", of_kind(4)).await;
+        create(stage, "some extent", of_kind(1)).await;
+        // What are volumes, and what the node keeps of them.
+        create(stage, "a volume", of_kind(0)).await;
+        create(stage, "tokens", of_kind(6)).await;
+    });
+    let found = |wanted: &str| problems.iter().filter(|p| p.contains(wanted)).count();
+    for wanted in [
+        "is the extent 0x4d, which no filesystem has",
+        "is of a file of filesystem 0000000000000063, which is not there",
+        "there are 2 page stores in a journal that has one",
+        "there are 2 logs of it in a journal that has one",
+        "what the dvol 'some extent' says of its extent can't be read",
+    ] {
+        assert_eq!(found(wanted), 1, "{wanted}: {problems:#?}");
+    }
+    assert_eq!(problems.len(), 5, "{problems:#?}");
 }
 
 #[test]

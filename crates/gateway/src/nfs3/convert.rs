@@ -81,8 +81,7 @@ pub(crate) fn attributes(filesystem: u64, of: &Attributes) -> wire::Attributes {
 /// What is kept in an inode takes no block. To clients a file without blocks is one hole: GNU tar with `--sparse` doesn't
 /// read it and archives zeros. So content of that length counts by its length, as with the filesystems of Linux.
 fn used_bytes(of: &Attributes) -> u64 {
-    let may_be_inline =
-        of.kind == FileKind::Regular && of.size_bytes <= INLINE_MAX_BYTES as u64;
+    let may_be_inline = of.kind == FileKind::Regular && of.size_bytes <= INLINE_MAX_BYTES as u64;
     match may_be_inline {
         true => of.used_bytes.max(of.size_bytes),
         false => of.used_bytes,

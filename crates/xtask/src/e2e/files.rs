@@ -140,6 +140,8 @@ fn kill_again_and_again(
         let life = LIFE_MS.0 + random.below(LIFE_MS.1 - LIFE_MS.0);
         let answered = one_life(node, samples, round, Duration::from_millis(life))?;
         node.options.cores = 1 + round % 2;
+        node.check_files()
+            .with_context(|| format!("what crash {round} has left, before a start"))?;
         let took = node
             .restart()
             .with_context(|| format!("restart after crash {round}"))?;

@@ -1,5 +1,6 @@
 //! `flagstone fs ...`.
 
+mod check;
 mod show;
 mod snapshot;
 
@@ -13,6 +14,7 @@ use super::OutputArgs;
 use super::slo::SloArgs;
 use super::target::TargetArgs;
 use crate::api::requests::CheckRequest;
+use crate::config::DeviceConfig;
 use crate::exit::Exit;
 use crate::name::parse_name;
 use crate::node::{
@@ -136,18 +138,29 @@ gets the same name.")]
         #[arg(value_parser = parse_name)]
         name: String,
     },
-    /// Prove that filesystems are whole, while they are in use. Exit code 8 if anything is wrong
+    /// Prove that filesystems are whole: those of a node while they are in use, or with --device those of devices that no node
+    /// serves. Exit code 8 if anything is wrong
     #[command(after_help = "\
 Examples:
   flagstone fs check              all of them, and that each block of their store is some file's
   flagstone fs check data
+  flagstone fs check --device ./flagstone-data/device.img       without a node
+  flagstone fs check --device /dev/nvme0n1 --device /dev/nvme1n1 data
 
 Reads all directories and all maps of files, now and in each snapshot, and no contents: those have
-checksums, which `flagstone device scrub` reads. Clients that change something meanwhile wait.")]
+checksums, which `flagstone device scrub` reads. Clients that change something meanwhile wait.
+
+With --device nothing is changed: what a start would do first, recovering what a crash has left and
+giving back what nobody needs, is done in memory. `flagstone verify` checks what is below the filesystems,
+contents included.")]
     Check {
         /// One filesystem [default: all, and what they are stored in]
         #[arg(value_parser = parse_name)]
         name: Option<String>,
+        /// A device that no node serves, instead of what a node serves; with SIZE it must have been formatted with
+        /// that size. Can be given several times
+        #[arg(long = "device", value_name = "PATH[:SIZE]")]
+        devices: Vec<DeviceConfig>,
     },
     /// Make a file a copy of another one, in no time if it is large
     #[command(after_help = "\
@@ -256,6 +269,12 @@ fn parse_path(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit> {
+    if let FsCommand::Check { name, devices } = &args.command
+        && !devices.is_empty()
+    {
+        args.target.refuse("fs check --device")?;
+        return check::offline(devices, name.as_deref(), output);
+    }
     let client = args.target.client()?;
     match args.command {
         FsCommand::Create {
@@ -333,10 +352,10 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
             let info: FilesystemInfo = client.get(&format!("/v1/filesystems/{name}"))?;
             show::show(&info, output)?;
         }
-        FsCommand::Check { name } => {
+        FsCommand::Check { name, .. } => {
             let request = CheckRequest { filesystem: name };
             let found = client.send("POST", "/v1/filesystem-checks", &request)?;
-            return show::print_check(&found, output);
+            return check::print_check(&found, output);
         }
         FsCommand::Clone {
             filesystem,

@@ -3,9 +3,9 @@
 use crate::cli::listing;
 use crate::client::Client;
 use crate::exit::Exit;
-use crate::node::{ClonedFile, FilesystemCheck, FilesystemInfo, FilesystemPage};
+use crate::node::{ClonedFile, FilesystemInfo, FilesystemPage};
 use crate::output::{Output, utc};
-use crate::size::{counted, rounded};
+use crate::size::rounded;
 
 pub(super) fn created(info: &FilesystemInfo) -> String {
     let name = &info.name;
@@ -158,104 +158,4 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
     card.extend(info.problem.clone().map(|problem| ("PROBLEM", problem)));
     output.card(&card)?;
     Ok(())
-}
-
-pub(super) fn print_check(
-    found: &FilesystemCheck,
-    output: &mut Output<'_>,
-) -> anyhow::Result<Exit> {
-    if output.is_json() {
-        output.json(found)?;
-    } else {
-        for item in &found.items {
-            for problem in &item.problems {
-                output.sentence(&format!("PROBLEM: {}: {problem}", item.filesystem))?;
-            }
-            let verdict = match item.problems.len() as u64 {
-                0 => "clean".to_owned(),
-                count => counted(count, "problem"),
-            };
-            let swept = match item.swept {
-                0 => String::new(),
-                count => format!(
-                    "; gave back {} that nobody needed",
-                    counted(count, "large file")
-                ),
-            };
-            output.sentence(&format!(
-                "{}: {verdict}; {}, {}, {} ({}) and {} ({}) checked{swept}",
-                item.filesystem,
-                counted(item.files, "file"),
-                counted(item.snapshots, "snapshot"),
-                counted(item.objects, "large file"),
-                rounded(item.object_bytes),
-                counted(item.blocks, "block"),
-                rounded(item.bytes),
-            ))?;
-        }
-        match found.items.is_empty() {
-            true => output.sentence("there is no filesystem")?,
-            false if found.clean => {}
-            false => output.sentence(
-                "    what to do: copy what is needed out of it, and keep a copy of the device for whoever \
-                 looks into it",
-            )?,
-        }
-    }
-    Ok(match found.clean {
-        true => Exit::Ok,
-        false => Exit::Corrupt,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::CheckedFilesystem;
-    use crate::output::Format;
-
-    #[test]
-    fn a_problem_is_printed_and_is_the_exit_code() {
-        let mut found = FilesystemCheck {
-            clean: true,
-            items: vec![CheckedFilesystem {
-                filesystem: "data".to_owned(),
-                files: 2,
-                snapshots: 1,
-                blocks: 3,
-                bytes: 8192,
-                objects: 1,
-                object_bytes: 2 << 20,
-                swept: 0,
-                problems: Vec::new(),
-            }],
-        };
-        let print = |found: &FilesystemCheck| {
-            let mut text = Vec::new();
-            let mut output = Output {
-                format: Format::Table,
-                out: &mut text,
-            };
-            let exit = print_check(found, &mut output).expect("printed");
-            (exit, String::from_utf8(text).expect("text"))
-        };
-        let (exit, text) = print(&found);
-        assert_eq!(exit, Exit::Ok);
-        assert_eq!(
-            text,
-            "data: clean; 2 files, 1 snapshot, 1 large file (2 MiB) and 3 blocks (8 KiB) checked\n"
-        );
-        found.items[0].swept = 2;
-        let (_, text) = print(&found);
-        let swept = "checked; gave back 2 large files that nobody needed\n";
-        assert!(text.ends_with(swept), "{text}");
-        found.clean = false;
-        found.items[0].problems.push("a block is lost".to_owned());
-        let (exit, text) = print(&found);
-        assert_eq!(exit, Exit::Corrupt);
-        assert!(
-            text.starts_with("PROBLEM: data: a block is lost\ndata: 1 problem; 2 files"),
-            "{text}"
-        );
-    }
 }

@@ -36,8 +36,8 @@ use super::resize::try_reserve_no_more;
 use super::schedule::Schedules;
 use super::start::{Share, wait_for};
 use super::stripes::{FoundMember, settle_stripes};
-use crate::node::{DeviceOptions, ExportOptions, MoveHooks, NodeError, NodeErrorKind, Slo};
-use crate::offline::no_device;
+use crate::node::{DeviceOptions, ExportOptions, MoveHooks, NodeError, Slo};
+use crate::offline::{no_device, open_advice};
 
 /// What a core needs to open its journals of one device.
 #[derive(Clone)]
@@ -117,7 +117,7 @@ struct Refused {
 
 /// A device of which nothing can be opened.
 pub(super) fn open_error(device: &DeviceOptions, error: &OpenError) -> NodeError {
-    let (kind, next) = advice(device, error);
+    let (kind, next) = open_advice(&device.path, error);
     let doing = format!("opening device '{}'", device.name);
     if matches!(error, OpenError::Format(_))
         && let Some(none) = no_device(&device.path, &doing)
@@ -125,32 +125,6 @@ pub(super) fn open_error(device: &DeviceOptions, error: &OpenError) -> NodeError
         return none;
     }
     NodeError::new(kind, doing, error.to_string()).next(next)
-}
-
-fn advice(device: &DeviceOptions, error: &OpenError) -> (NodeErrorKind, String) {
-    let path = device.path.display();
-    match error {
-        OpenError::Io(error) => (
-            NodeErrorKind::of_io(error),
-            "check the device and its path".to_owned(),
-        ),
-        OpenError::TooSmall { .. } => (
-            NodeErrorKind::Corrupt,
-            "check the device and its path".to_owned(),
-        ),
-        OpenError::Format(_) | OpenError::Damaged { .. } | OpenError::NoSpaceKnown(_) => (
-            NodeErrorKind::Corrupt,
-            format!(
-                "keep a copy of {path}, see with `flagstone verify {path}` what else is wrong, and \
-                 put back a copy from before the damage"
-            ),
-        ),
-        OpenError::NoSpace => (
-            NodeErrorKind::NoSpace,
-            format!("run `flagstone verify {path}`"),
-        ),
-        OpenError::OtherJournal => (NodeErrorKind::Internal, "see the log".to_owned()),
-    }
 }
 
 /// All that is wrong with the first device of which journals can't be opened.
@@ -162,7 +136,7 @@ fn refusal(devices: &[DeviceOptions], mut refused: Vec<Refused>) -> Option<NodeE
     });
     let first = refused.first()?;
     let device = devices.get(first.device)?;
-    let (kind, next) = advice(device, &first.error);
+    let (kind, next) = open_advice(&device.path, &first.error);
     let found: Vec<String> = refused
         .iter()
         .filter(|r| r.device == first.device && !matches!(r.error, OpenError::OtherJournal))

@@ -25,8 +25,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::Engine;
 use flagstone_fs::{
-    DvolRole, FileError, Files, Filesystem, FilesystemId, FilesystemOptions, Filesystems,
-    WithSnapshots,
+    FileError, Files, Filesystem, FilesystemId, FilesystemOptions, Filesystems, WithSnapshots,
 };
 use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService, Portmapper};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
@@ -107,9 +106,7 @@ pub(super) fn strays(core: &CoreNode) -> Vec<(usize, u16)> {
 }
 
 pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
-    let role = |dvol: &flagstone_device::engine::DvolInfo| DvolRole::of(&dvol.attributes);
-    let is_of_store = |dvol| role(dvol).is_some_and(DvolRole::is_of_store);
-    engine.dvols().iter().any(is_of_store)
+    Filesystems::are_on(engine)
 }
 
 impl CoreFiles {
