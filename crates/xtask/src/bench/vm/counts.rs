@@ -28,7 +28,9 @@ pub(super) struct Counts {
 const BY_OPERATION: [&str; 2] = ["device_operations", "device_bytes"];
 /// Those that don't.
 const IDLE_CHECKPOINTS: &str = "device_idle_checkpoints";
-const OTHERS: [&str; 9] = [
+/// Each is one read of a block.
+const SCRUBBED_BLOCKS: &str = "device_scrubbed_blocks";
+const OTHERS: [&str; 10] = [
     "nfs_read_bytes",
     "nfs_written_bytes",
     "device_group_bytes",
@@ -38,6 +40,7 @@ const OTHERS: [&str; 9] = [
     "device_prewritten_bytes",
     "device_checkpoints",
     IDLE_CHECKPOINTS,
+    SCRUBBED_BLOCKS,
 ];
 
 impl Counts {
@@ -115,12 +118,14 @@ impl Counts {
         self.calls.values().sum()
     }
 
+    /// Without those of the scrub, which reads 256 blocks in a minute, whatever else there is to do.
     pub(super) fn device_reads(&self) -> f64 {
-        self.value("device_operations_read")
+        self.value("device_operations_read") - self.value(SCRUBBED_BLOCKS)
     }
 
+    /// The same in bytes.
     pub(super) fn device_read_bytes(&self) -> f64 {
-        self.value("device_bytes_read")
+        self.value("device_bytes_read") - self.value(SCRUBBED_BLOCKS) * BLOCK_BYTES
     }
 
     pub(super) fn device_writes(&self) -> f64 {
@@ -159,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_ahead_is_left_out_and_labels_are_told_apart() {
+    fn what_was_written_ahead_or_scrubbed_is_left_out_and_labels_are_told_apart() {
         let series = |name: &str, labels: Value, value: f64| json!({ "name": name, "labels": labels, "value": value });
         let at = |written: f64, calls: f64| {
             let all = [
@@ -174,6 +179,21 @@ mod tests {
                     written / 4.0,
                 ),
                 series(
+                    "flagstone_device_operations_total",
+                    json!({ "device": "main", "op": "read" }),
+                    calls,
+                ),
+                series(
+                    "flagstone_device_bytes_total",
+                    json!({ "device": "main", "op": "read" }),
+                    calls * 8192.0,
+                ),
+                series(
+                    "flagstone_device_scrubbed_blocks_total",
+                    json!({ "device": "main" }),
+                    calls - 1.0,
+                ),
+                series(
                     "flagstone_nfs_calls_total",
                     json!({ "procedure": "write" }),
                     calls,
@@ -182,9 +202,11 @@ mod tests {
             ];
             Counts::read(&Value::from(all.to_vec())).expect("reads")
         };
-        let counts = at(400.0, 7.0).since(&at(200.0, 2.0));
+        // No block had been scrubbed by then, six have been later.
+        let counts = at(400.0, 7.0).since(&at(200.0, 1.0));
         assert_eq!(counts.device_written_bytes(), 150.0);
-        assert_eq!(counts.all_calls(), 5.0);
+        assert_eq!(counts.all_calls(), 6.0);
         assert_eq!(counts.device_reads(), 0.0);
+        assert_eq!(counts.device_read_bytes(), 6.0 * 4096.0);
     }
 }

@@ -374,8 +374,8 @@ impl Report {
         let _ = writeln!(
             page,
             "\n## Stable writes and small transfers, at the level of the hypervisor\n\nFrom a client of our own, for each \
-             operation. Up to the last answer: reads at the device. With the checkpoint that follows when all is quiet: \
-             what was written, in bytes for each byte of the operation; of that the journal, and nodes of maps; the rest \
+             operation. Up to the last answer: reads at the device, but for the scrub's, which goes on all the time (some four \
+             blocks a second here). With the checkpoint that follows when all is quiet: what was written, in bytes for each byte of the operation; of that the journal, and nodes of maps; the rest \
              is data, bitmaps and tables.\n"
         );
         table_head(
