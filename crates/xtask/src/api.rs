@@ -32,7 +32,7 @@ impl Api {
         })
     }
 
-    /// What it answers, which has to be JSON and a success.
+    /// What it answers, which has to be a success, and JSON unless it is nothing.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let asked = || format!("{method} {path} of the node's API");
         let answer = self.exchange(method, path, body).with_context(asked)?;
@@ -41,10 +41,15 @@ impl Api {
 
     /// A series of its metrics, with all its labels, added up.
     pub(crate) fn metric(&self, name: &str) -> Result<f64> {
-        let asked = || format!("asking the node for its metric {name}");
+        self.metric_with(name, "")
+    }
+
+    /// The same, of those alone that have a label, such as `op="read"`.
+    pub(crate) fn metric_with(&self, name: &str, label: &str) -> Result<f64> {
+        let asked = || format!("asking the node for its metric {name} {label}");
         let answer = self.exchange("GET", "/metrics?volumes=false", None);
         let answer = answer.with_context(asked)?;
-        metric_of(body_of(&answer).with_context(asked)?, name).with_context(asked)
+        metric_of(body_of(&answer).with_context(asked)?, name, label).with_context(asked)
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
@@ -78,13 +83,16 @@ fn body_of(answer: &str) -> Result<&str> {
 }
 
 /// In the text that Prometheus reads.
-fn metric_of(text: &str, name: &str) -> Result<f64> {
+fn metric_of(text: &str, name: &str, label: &str) -> Result<f64> {
     let mut sum = None;
     for line in text.lines() {
         let rest = line.strip_prefix(name);
         let Some(rest) = rest.filter(|rest| rest.starts_with(['{', ' '])) else {
             continue;
         };
+        if !rest.contains(label) {
+            continue;
+        }
         let value = rest.rsplit(' ').next().unwrap_or_default();
         let value: f64 = value
             .parse()
@@ -96,6 +104,9 @@ fn metric_of(text: &str, name: &str) -> Result<f64> {
 
 fn json_of(answer: &str) -> Result<Value> {
     let body = body_of(answer)?;
+    if body.is_empty() {
+        return Ok(Value::Null);
+    }
     serde_json::from_str(body).with_context(|| format!("the answer is no JSON: {body:?}"))
 }
 
@@ -106,16 +117,20 @@ mod tests {
     #[test]
     fn a_metric_is_that_of_all_labels_and_of_no_longer_name() {
         let text = "# HELP a_total b\na_total{x=\"1\"} 1.5\na_total{x=\"2 3\"} 2\na_total_more 9\nb 4e-3\n";
-        assert_eq!(metric_of(text, "a_total").expect("two"), 3.5);
-        assert_eq!(metric_of(text, "b").expect("one"), 0.004);
-        assert!(metric_of(text, "a").is_err());
-        assert!(metric_of("a x\n", "a").is_err());
+        assert_eq!(metric_of(text, "a_total", "").expect("two"), 3.5);
+        assert_eq!(metric_of(text, "a_total", "x=\"1\"").expect("one"), 1.5);
+        assert_eq!(metric_of(text, "b", "").expect("one"), 0.004);
+        assert!(metric_of(text, "a", "").is_err());
+        assert!(metric_of(text, "a_total", "x=\"3\"").is_err());
+        assert!(metric_of("a x\n", "a", "").is_err());
     }
 
     #[test]
     fn answers_are_taken_apart() {
         let ok = json_of("HTTP/1.1 202 Accepted\r\nA: b\r\n\r\n{\"state\":\"running\"}");
         assert_eq!(ok.expect("one")["state"], "running");
+        let nothing = json_of("HTTP/1.1 204 No Content\r\n\r\n").expect("a success");
+        assert!(nothing.is_null());
         for (answer, says) in [
             ("HTTP/1.1 404 Not Found\r\n\r\n{\"title\":\"no\"}", "404"),
             ("HTTP/1.1 200 OK\r\n\r\n<html>", "no JSON"),

@@ -9,7 +9,7 @@ mod client;
 mod floor;
 mod isolation;
 mod machine;
-mod nfs;
+pub(crate) mod nfs;
 mod plot;
 mod points;
 mod remote;

@@ -10,6 +10,7 @@ mod crash;
 mod fake;
 mod files;
 mod flood;
+mod growth;
 pub(crate) mod guest;
 mod hostile;
 mod image;
@@ -89,6 +90,15 @@ pub(crate) struct Scale {
     /// `volumes`: how many.
     #[arg(long, default_value_t = 10_000)]
     volumes: usize,
+    /// `directory`: how many names.
+    #[arg(long, default_value_t = 1_000_000)]
+    files: u64,
+    /// `snapshots`: how many.
+    #[arg(long, default_value_t = 1_000)]
+    snapshots: usize,
+    /// `filesystems`: how many.
+    #[arg(long, default_value_t = 10_000)]
+    filesystems: usize,
     /// `volumes` and `journals`: the device, which has eight journals from 8G on. From 32G on their
     /// rings are the largest there are.
     #[arg(long, default_value = "20G")]
@@ -118,7 +128,8 @@ impl Scale {
     }
 
     fn scenario_limit(&self) -> Duration {
-        SCENARIO_LIMIT + Duration::from_secs(60 * self.minutes)
+        let names = self.files / NAMES_A_SECOND;
+        SCENARIO_LIMIT + Duration::from_secs(60 * self.minutes + names)
     }
 
     /// As this program is given it.
@@ -128,6 +139,9 @@ impl Scale {
             ("--images", self.images),
             ("--machines", u64::from(self.machines)),
             ("--volumes", self.volumes as u64),
+            ("--files", self.files),
+            ("--snapshots", self.snapshots as u64),
+            ("--filesystems", self.filesystems as u64),
             ("--journals", self.journals as u64),
             ("--restart-ms", self.restart_ms),
             ("--minutes", self.minutes),
@@ -151,6 +165,9 @@ impl Scale {
             images: 2_500,
             machines: 2,
             volumes: 2_000,
+            files: 20_000,
+            snapshots: 60,
+            filesystems: 300,
             // 64 MiB of journals, which take about a second. Other work may slow that down, but
             // not tenfold.
             device_size: "4G".to_owned(),
@@ -164,6 +181,8 @@ impl Scale {
 
 /// A scenario that isn't over by then hangs. By hand, the longest take some five minutes.
 const SCENARIO_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// `directory` does everything with its names at this rate at least, beside a compiler, too.
+const NAMES_A_SECOND: u64 = 500;
 /// How long it may take to notice that all its processes were killed.
 const SCENARIO_END_LIMIT: Duration = Duration::from_secs(120);
 
@@ -204,7 +223,7 @@ const AT_ONCE: usize = 2;
 /// the two with the largest devices have them one after the other.
 const BEGUN_FIRST: [&str; 5] = ["crash", "kernel", "vm", "moves", "image"];
 
-const SCENARIOS: [Scenario; 18] = [
+const SCENARIOS: [Scenario; 21] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -311,6 +330,30 @@ const SCENARIOS: [Scenario; 18] = [
         network: Network::Machines,
         company: Company::Others,
         run: |scene, scale| many::volumes(scene, &scale.many()),
+    },
+    Scenario {
+        name: "directory",
+        about: "a directory with as many names as a million: made, looked up, listed while they change, removed; restart and check with them",
+        in_ci: true,
+        network: Network::Machines,
+        company: Company::Others,
+        run: |scene, scale| growth::directory::run(scene, scale.files, scale.seed),
+    },
+    Scenario {
+        name: "snapshots",
+        about: "a filesystem with a thousand snapshots: what each holds, what the live tree costs, deletion in any order",
+        in_ci: true,
+        network: Network::Machines,
+        company: Company::Others,
+        run: |scene, scale| growth::snapshots::run(scene, scale.snapshots, scale.seed),
+    },
+    Scenario {
+        name: "filesystems",
+        about: "thousands of filesystems: create, list, use, restart after a stop and a kill, delete, check",
+        in_ci: true,
+        network: Network::Machines,
+        company: Company::Others,
+        run: |scene, scale| growth::filesystems::run(scene, scale.filesystems, scale.seed),
     },
     Scenario {
         name: "journals",
@@ -608,7 +651,8 @@ mod tests {
     #[test]
     fn a_scale_survives_being_passed_on() {
         let line = "xtask vm --crashes 2 --images 3 --machines 4 --volumes 5 --device-size 6G \
-                    --journals 7 --restart-ms 8 --minutes 10 --seed 9 --crashes-of-files 11";
+                    --journals 7 --restart-ms 8 --minutes 10 --seed 9 --crashes-of-files 11 \
+                    --files 12 --snapshots 13 --filesystems 14";
         let given = Line::parse_from(line.split_ascii_whitespace()).arguments;
         let passed_on = ["xtask".to_owned(), "vm".to_owned()];
         let line = passed_on.into_iter().chain(given.scale.arguments());

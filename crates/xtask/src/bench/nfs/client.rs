@@ -20,7 +20,7 @@ const RECEIVE_BYTES: usize = 8 << 20;
 const SLOTS_MAX: usize = 256;
 
 /// What an answer has led to.
-pub(in crate::bench) enum Step {
+pub(crate) enum Step {
     /// The operation goes on with the call that was written.
     Goes,
     /// It is done, and counts that much.
@@ -28,7 +28,7 @@ pub(in crate::bench) enum Step {
 }
 
 /// What is done over and over.
-pub(in crate::bench) trait Work {
+pub(crate) trait Work {
     /// Writes the first call of a slot's next operation. False if there is nothing left to do.
     fn start(&mut self, slot: usize, line: &mut Line) -> bool;
 
@@ -37,19 +37,14 @@ pub(in crate::bench) trait Work {
 }
 
 /// The calls of one connection.
-pub(in crate::bench) struct Line {
+pub(crate) struct Line {
     calls: Calls,
     next: u32,
 }
 
 impl Line {
     /// Writes one call of NFS for a slot.
-    pub(in crate::bench) fn call(
-        &mut self,
-        slot: usize,
-        number: u32,
-        arguments: impl FnOnce(&mut Calls),
-    ) {
+    pub(crate) fn call(&mut self, slot: usize, number: u32, arguments: impl FnOnce(&mut Calls)) {
         self.call_program(slot, Program::Nfs, number, arguments);
     }
 
@@ -62,7 +57,7 @@ impl Line {
     ) {
         // No number comes twice: a server may answer a repeated one with what it gave the first time.
         self.next = self.next.wrapping_add(1);
-        let number = (self.next * SLOTS_MAX as u32) | slot as u32;
+        let number = self.next.wrapping_mul(SLOTS_MAX as u32) | slot as u32;
         let at = self.calls.begin(number, program, procedure);
         arguments(&mut self.calls);
         self.calls.end(at);
@@ -71,15 +66,15 @@ impl Line {
 
 /// What a load gave.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::bench) struct Outcome {
-    pub(in crate::bench) operations: u64,
-    pub(in crate::bench) seconds: f64,
-    pub(in crate::bench) p50_us: f64,
-    pub(in crate::bench) p99_us: f64,
+pub(crate) struct Outcome {
+    pub(crate) operations: u64,
+    pub(crate) seconds: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
 }
 
 /// A connection to a server.
-pub(in crate::bench) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     line: Line,
     received: Vec<u8>,
@@ -89,7 +84,7 @@ pub(in crate::bench) struct Connection {
 }
 
 impl Connection {
-    pub(in crate::bench) fn open(port: u16) -> Result<Connection> {
+    pub(crate) fn open(port: u16) -> Result<Connection> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
             .with_context(|| format!("connecting to port {port}"))?;
         stream.set_nodelay(true).context("setting TCP_NODELAY")?;
@@ -113,7 +108,7 @@ impl Connection {
     }
 
     /// The handle of an export.
-    pub(in crate::bench) fn mount(&mut self, path: &str) -> Result<Handle> {
+    pub(crate) fn mount(&mut self, path: &str) -> Result<Handle> {
         self.line
             .call_program(0, Program::Mount, procedure::MNT, |out| {
                 out.opaque(path.as_bytes());
@@ -125,7 +120,7 @@ impl Connection {
     }
 
     /// One call, waited for.
-    pub(in crate::bench) fn call<T>(
+    pub(crate) fn call<T>(
         &mut self,
         number: u32,
         arguments: impl FnOnce(&mut Calls),
@@ -150,11 +145,7 @@ impl Connection {
     }
 
     /// Makes a directory.
-    pub(in crate::bench) fn make_directory(
-        &mut self,
-        parent: &Handle,
-        name: &str,
-    ) -> Result<Handle> {
+    pub(crate) fn make_directory(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
         let arguments = |out: &mut Calls| {
             out.opaque(&parent.0);
             out.opaque(name.as_bytes());
@@ -167,7 +158,7 @@ impl Connection {
     }
 
     /// Makes a file, or takes the one that is there.
-    pub(in crate::bench) fn make_file(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
+    pub(crate) fn make_file(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
         let arguments = |out: &mut Calls| {
             out.opaque(&parent.0);
             out.opaque(name.as_bytes());
@@ -181,7 +172,7 @@ impl Connection {
     }
 
     /// Makes stable what was written to a file.
-    pub(in crate::bench) fn commit(&mut self, file: &Handle) -> Result<()> {
+    pub(crate) fn commit(&mut self, file: &Handle) -> Result<()> {
         let arguments = |out: &mut Calls| {
             out.opaque(&file.0);
             out.long(0);
@@ -193,7 +184,7 @@ impl Connection {
     }
 
     /// Keeps `depth` operations in flight until the time is over or nothing is left to do.
-    pub(in crate::bench) fn run(
+    pub(crate) fn run(
         &mut self,
         work: &mut dyn Work,
         depth: usize,

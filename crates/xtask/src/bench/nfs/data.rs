@@ -175,11 +175,7 @@ impl Work for Transfers<'_> {
 }
 
 /// Checks the answer to a WRITE.
-pub(in crate::bench) fn written(
-    answer: &mut Answer,
-    expected: u64,
-    asked: Stability,
-) -> Result<()> {
+pub(crate) fn written(answer: &mut Answer, expected: u64, asked: Stability) -> Result<()> {
     answer.must_be_ok("WRITE")?;
     answer.skip_changes()?;
     let (count, committed) = (answer.word()?, answer.word()?);

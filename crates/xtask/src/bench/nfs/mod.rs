@@ -3,9 +3,9 @@
 //! For each point the servers take turns, and the whole is repeated. What counts are ratios of medians, and
 //! what each server has done when it answers is part of the result.
 
-pub(super) mod client;
+pub(crate) mod client;
 pub(super) mod curve;
-pub(super) mod data;
+pub(crate) mod data;
 mod floor;
 mod ganesha;
 mod names;
@@ -13,7 +13,7 @@ mod points;
 mod report;
 mod servers;
 mod tree;
-pub(super) mod wire;
+pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -12,52 +12,48 @@ const LAST_FRAGMENT: u32 = 1 << 31;
 
 /// The programs that are called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::bench) enum Program {
+pub(crate) enum Program {
     Nfs = 100_003,
     Mount = 100_005,
 }
 
 /// Their procedures, by number.
-pub(in crate::bench) mod procedure {
-    pub(in crate::bench) const MNT: u32 = 1;
-    pub(in crate::bench) const GETATTR: u32 = 1;
-    pub(in crate::bench) const SETATTR: u32 = 2;
-    pub(in crate::bench) const LOOKUP: u32 = 3;
-    pub(in crate::bench) const READ: u32 = 6;
-    pub(in crate::bench) const WRITE: u32 = 7;
-    pub(in crate::bench) const CREATE: u32 = 8;
-    pub(in crate::bench) const MKDIR: u32 = 9;
-    pub(in crate::bench) const REMOVE: u32 = 12;
-    pub(in crate::bench) const RENAME: u32 = 14;
-    pub(in crate::bench) const READDIRPLUS: u32 = 17;
-    pub(in crate::bench) const COMMIT: u32 = 21;
+pub(crate) mod procedure {
+    pub(crate) const MNT: u32 = 1;
+    pub(crate) const GETATTR: u32 = 1;
+    pub(crate) const SETATTR: u32 = 2;
+    pub(crate) const LOOKUP: u32 = 3;
+    pub(crate) const READ: u32 = 6;
+    pub(crate) const WRITE: u32 = 7;
+    pub(crate) const CREATE: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const REMOVE: u32 = 12;
+    pub(crate) const RENAME: u32 = 14;
+    pub(crate) const READDIR: u32 = 16;
+    pub(crate) const READDIRPLUS: u32 = 17;
+    pub(crate) const COMMIT: u32 = 21;
 }
 
 /// A file as the server calls it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(in crate::bench) struct Handle(pub(in crate::bench) Vec<u8>);
+pub(crate) struct Handle(pub(crate) Vec<u8>);
 
 /// How stable a WRITE is to be when it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::bench) enum Stability {
+pub(crate) enum Stability {
     Unstable = 0,
     FileSync = 2,
 }
 
 /// Calls that wait to be sent.
 #[derive(Default)]
-pub(in crate::bench) struct Calls {
-    pub(in crate::bench) bytes: Vec<u8>,
+pub(crate) struct Calls {
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Calls {
     /// Begins a call in the name of root; returns where it begins, for [`Calls::end`].
-    pub(in crate::bench) fn begin(
-        &mut self,
-        number: u32,
-        program: Program,
-        procedure: u32,
-    ) -> usize {
+    pub(crate) fn begin(&mut self, number: u32, program: Program, procedure: u32) -> usize {
         let at = self.bytes.len();
         let head = [
             0,
@@ -77,21 +73,21 @@ impl Calls {
     }
 
     /// Ends the call that began there.
-    pub(in crate::bench) fn end(&mut self, at: usize) {
+    pub(crate) fn end(&mut self, at: usize) {
         let len = self.bytes.len() - at - 4;
         let mark = LAST_FRAGMENT | u32::try_from(len).unwrap_or(0);
         self.bytes[at..at + 4].copy_from_slice(&mark.to_be_bytes());
     }
 
-    pub(in crate::bench) fn word(&mut self, word: u32) {
+    pub(crate) fn word(&mut self, word: u32) {
         self.bytes.extend(word.to_be_bytes());
     }
 
-    pub(in crate::bench) fn long(&mut self, long: u64) {
+    pub(crate) fn long(&mut self, long: u64) {
         self.bytes.extend(long.to_be_bytes());
     }
 
-    pub(in crate::bench) fn opaque(&mut self, bytes: &[u8]) {
+    pub(crate) fn opaque(&mut self, bytes: &[u8]) {
         self.word(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.bytes.extend_from_slice(bytes);
         let padded = bytes.len().next_multiple_of(4) - bytes.len();
@@ -99,7 +95,7 @@ impl Calls {
     }
 
     /// The attributes of something new, or those to change: a mode, and a time of change if one is given.
-    pub(in crate::bench) fn attributes(&mut self, mode: u32, modified: Option<u32>) {
+    pub(crate) fn attributes(&mut self, mode: u32, modified: Option<u32>) {
         // Mode; user, group, size and the time of access stay.
         for word in [1, mode, 0, 0, 0, 0] {
             self.word(word);
@@ -116,13 +112,13 @@ impl Calls {
 }
 
 /// One answer's results.
-pub(in crate::bench) struct Answer<'a> {
+pub(crate) struct Answer<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Answer<'a> {
     /// Takes the head off a record: the number of the call, and what it gave.
-    pub(in crate::bench) fn open(record: &'a [u8]) -> Result<(u32, Answer<'a>)> {
+    pub(crate) fn open(record: &'a [u8]) -> Result<(u32, Answer<'a>)> {
         let mut answer = Answer { rest: record };
         let number = answer.word()?;
         ensure!(answer.word()? == REPLY, "a server sent a call");
@@ -135,7 +131,7 @@ impl<'a> Answer<'a> {
         Ok((number, answer))
     }
 
-    pub(in crate::bench) fn word(&mut self) -> Result<u32> {
+    pub(crate) fn word(&mut self) -> Result<u32> {
         let (word, rest) = self
             .rest
             .split_first_chunk::<4>()
@@ -144,16 +140,16 @@ impl<'a> Answer<'a> {
         Ok(u32::from_be_bytes(*word))
     }
 
-    pub(in crate::bench) fn long(&mut self) -> Result<u64> {
+    pub(crate) fn long(&mut self) -> Result<u64> {
         Ok(u64::from(self.word()?) << 32 | u64::from(self.word()?))
     }
 
-    pub(in crate::bench) fn skip(&mut self, bytes: usize) -> Result<()> {
+    pub(crate) fn skip(&mut self, bytes: usize) -> Result<()> {
         self.rest = self.rest.get(bytes..).context("an answer ends too early")?;
         Ok(())
     }
 
-    pub(in crate::bench) fn opaque(&mut self) -> Result<&'a [u8]> {
+    pub(crate) fn opaque(&mut self) -> Result<&'a [u8]> {
         let len = self.word()? as usize;
         let bytes = self.rest.get(..len).context("an answer ends too early")?;
         self.skip(len.next_multiple_of(4).min(self.rest.len()))?;
@@ -161,18 +157,18 @@ impl<'a> Answer<'a> {
     }
 
     /// The status, which must be good.
-    pub(in crate::bench) fn must_be_ok(&mut self, what: &str) -> Result<()> {
+    pub(crate) fn must_be_ok(&mut self, what: &str) -> Result<()> {
         let status = self.word()?;
         ensure!(status == 0, "{what}: NFS status {status}");
         Ok(())
     }
 
-    pub(in crate::bench) fn handle(&mut self) -> Result<Handle> {
+    pub(crate) fn handle(&mut self) -> Result<Handle> {
         Ok(Handle(self.opaque()?.to_vec()))
     }
 
     /// `post_op_attr`.
-    pub(in crate::bench) fn skip_attributes(&mut self) -> Result<()> {
+    pub(crate) fn skip_attributes(&mut self) -> Result<()> {
         if self.word()? == 1 {
             self.skip(84)?;
         }
@@ -180,7 +176,7 @@ impl<'a> Answer<'a> {
     }
 
     /// `wcc_data`.
-    pub(in crate::bench) fn skip_changes(&mut self) -> Result<()> {
+    pub(crate) fn skip_changes(&mut self) -> Result<()> {
         if self.word()? == 1 {
             self.skip(24)?;
         }
@@ -188,7 +184,7 @@ impl<'a> Answer<'a> {
     }
 
     /// `post_op_fh3` of something new. A server may leave it out, which none of those measured does.
-    pub(in crate::bench) fn new_handle(&mut self) -> Result<Handle> {
+    pub(crate) fn new_handle(&mut self) -> Result<Handle> {
         if self.word()? != 1 {
             bail!("a new file's handle was not in the answer");
         }
@@ -196,15 +192,26 @@ impl<'a> Answer<'a> {
     }
 
     /// The entries of READDIRPLUS: how many, the cookie of the last, and whether that was all.
-    pub(in crate::bench) fn entries(&mut self) -> Result<(u64, u64, bool)> {
+    pub(crate) fn entries(&mut self) -> Result<(u64, u64, bool)> {
+        self.each_entry(true, |_| Ok(()))
+    }
+
+    /// The same of READDIR or of READDIRPLUS, with each name shown.
+    pub(crate) fn each_entry(
+        &mut self,
+        is_plus: bool,
+        mut show: impl FnMut(&'a [u8]) -> Result<()>,
+    ) -> Result<(u64, u64, bool)> {
         let (mut count, mut cookie) = (0, 0);
         while self.word()? == 1 {
             let _number = self.long()?;
-            self.opaque()?;
+            show(self.opaque()?)?;
             cookie = self.long()?;
-            self.skip_attributes()?;
-            if self.word()? == 1 {
-                self.opaque()?;
+            if is_plus {
+                self.skip_attributes()?;
+                if self.word()? == 1 {
+                    self.opaque()?;
+                }
             }
             count += 1;
         }
@@ -214,7 +221,7 @@ impl<'a> Answer<'a> {
 
 /// The first whole record in `bytes` and how long it was there; `None` if it has not all come. Records in
 /// several fragments are put together in `joined`.
-pub(in crate::bench) fn first_record<'a>(
+pub(crate) fn first_record<'a>(
     bytes: &'a [u8],
     joined: &'a mut Vec<u8>,
 ) -> Option<(&'a [u8], usize)> {
@@ -288,5 +295,32 @@ mod tests {
         calls.word(1);
         let mut answer = Answer { rest: &calls.bytes };
         assert_eq!(answer.entries().expect("is a list"), (2, 6, true));
+    }
+
+    #[test]
+    fn names_are_shown_whichever_call_lists_them() {
+        for is_plus in [false, true] {
+            let mut calls = Calls::default();
+            for name in ["one", "two"] {
+                calls.word(1);
+                calls.long(99);
+                calls.opaque(name.as_bytes());
+                calls.long(7);
+                if is_plus {
+                    calls.word(0);
+                    calls.word(0);
+                }
+            }
+            calls.word(0);
+            calls.word(0);
+            let mut answer = Answer { rest: &calls.bytes };
+            let mut names = Vec::new();
+            let listed = answer.each_entry(is_plus, |name| {
+                names.push(name);
+                Ok(())
+            });
+            assert_eq!(listed.expect("is a list"), (2, 7, false));
+            assert_eq!(names, [b"one", b"two"]);
+        }
     }
 }
