@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use flagstone_platform::{IoBuf, Listener, Stream};
-use socket2::{Domain, Type};
+use socket2::{Domain, SockRef, Type};
 
 use crate::core::Core;
 use crate::op::{Message, OpKey, Owned, Request};
@@ -34,6 +34,8 @@ const UNIX_MODE: libc::mode_t = 0o600;
 /// What the kernel holds of a TCP connection that it hasn't sent yet, in bytes, about. Otherwise that grows to megabytes for a client that takes nothing:
 /// copied at once, while others of its core wait, and freed at once when it goes.
 const UNSENT_MAX_BYTES: u32 = 256 << 10;
+/// The rule by which connections within the machine are sent. Each Linux has it, and lets everybody choose it.
+const UNPACED: &[u8] = b"reno";
 
 /// Times in a row that a refused operation is tried again. The ring waits for a blocking socket, so
 /// this does not happen in a sane kernel; without a limit an insane one would hang the core.
@@ -138,6 +140,9 @@ impl UringStream {
             socket.set_nodelay(true)?;
             // A kernel without it does what it did.
             let _ = sys::limit_unsent(&socket, UNSENT_MAX_BYTES);
+            if address.ip().to_canonical().is_loopback() {
+                send_unpaced(&socket);
+            }
             // From here on whoever drops this ends the attempt.
             let stream = UringStream::new(core, Socket::Tcp(socket), address.to_string());
             for _ in 0..RETRIES_MAX {
@@ -535,8 +540,15 @@ impl UringListener {
                 stream.set_nodelay(true)?;
                 // A kernel without it does what it did.
                 let _ = sys::limit_unsent(&stream, UNSENT_MAX_BYTES);
-                let peer = stream.peer_addr()?.to_string();
-                Ok(UringStream::new(core, Socket::Tcp(stream), peer))
+                let peer = stream.peer_addr()?;
+                if peer.ip().to_canonical().is_loopback() {
+                    send_unpaced(&stream);
+                }
+                Ok(UringStream::new(
+                    core,
+                    Socket::Tcp(stream),
+                    peer.to_string(),
+                ))
             }
             _ => {
                 let socket = Socket::Unix(UnixStream::from(fd));
@@ -544,6 +556,12 @@ impl UringListener {
             }
         }
     }
+}
+
+/// Has a connection within the machine sent without timers. Many systems have BBR as their rule for all connections, which paces what is
+/// sent by a model of the path; where the path is a queue in memory that is nothing but work. A system that doesn't let us choose does what it did.
+fn send_unpaced(stream: &TcpStream) {
+    let _ = SockRef::from(stream).set_tcp_congestion(UNPACED);
 }
 
 impl Listener for UringListener {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use common::{TempDir, all, kernels, pattern, poll_once, run};
 use flagstone_platform::{IoBuf, Listener, Platform, Stream};
 use flagstone_runtime::{Runtime, RuntimeConfig, UringListener, UringPlatform, UringStream};
+use socket2::SockRef;
 
 const MIB: usize = 1 << 20;
 
@@ -562,5 +563,22 @@ fn a_connection_says_by_which_interface_it_came() {
         }
         let (near, _far) = pair(&platform);
         assert_eq!(near.interface(), None);
+    });
+}
+
+/// Both of the connection that is accepted and of the one that is made, where the system's own rule is another one.
+#[test]
+fn within_the_machine_nothing_is_paced() {
+    run(&RuntimeConfig::default(), |platform| async move {
+        let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").unwrap();
+        let at = listener.tcp_address().unwrap();
+        let made = UringStream::connect_tcp(&platform, at).await.unwrap();
+        let accepted = listener.accept().await.unwrap();
+        for stream in [made, accepted] {
+            let fd = stream.into_fd().ok().expect("nobody else has it");
+            let rule = SockRef::from(&fd).tcp_congestion().unwrap();
+            let name = rule.split(|byte| *byte == 0).next().unwrap();
+            assert_eq!(name, b"reno");
+        }
     });
 }
