@@ -105,6 +105,8 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) taken: RefCell<Taken>,
     /// Bytes of blocks that files had before they became dvols, and that are still to be given back.
     pub(crate) giving_back: RefCell<BTreeMap<FileId, u64>>,
+    /// How often everything has gone back to a snapshot, or begun to.
+    pub(crate) rolled: Cell<u64>,
     /// There were too many dvols; from then on there may be room for more.
     pub(crate) promote_from_ns: Cell<u64>,
 }
@@ -194,6 +196,7 @@ impl<P: Platform> Inner<P> {
             trouble: RefCell::default(),
             taken: RefCell::default(),
             giving_back: RefCell::default(),
+            rolled: Cell::new(0),
             promote_from_ns: Cell::new(0),
         });
         for (nth, dvol) in dvols.into_iter().enumerate() {
@@ -351,13 +354,19 @@ impl<P: Platform> Inner<P> {
             if attempt > 2 {
                 self.platform.yield_now().await;
             }
+            let rolled = self.rolled.get();
             let mut view = View::new(&self.tree, self.number_of(at)?);
             let result = operation(&mut view).await;
             if result.as_ref().err() == Some(&Tried::Again) {
                 continue;
             }
-            // Else it may have seen a part of what is being done.
-            self.check_there()?;
+            // Else it may have seen a part of what is being done, or what an older snapshot has: the versions of one
+            // that was deleted meanwhile are given back.
+            self.number_of(at)?;
+            if self.rolled.get() != rolled {
+                // All of it was done meanwhile, and some was seen before and some behind it.
+                continue;
+            }
             match self.store().wait(view.ticket()).await {
                 Ok(()) => {}
                 Err(StoreError::Lost) => continue,

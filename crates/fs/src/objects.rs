@@ -449,6 +449,7 @@ impl<P: Platform> Inner<P> {
         let Some(object) = self.object(file).await? else {
             return Ok(None);
         };
+        let rolled = self.rolled.get();
         let before = self.visible(&object)?;
         require_read(caller, &before)?;
         let rest = before.size_bytes.saturating_sub(offset_bytes);
@@ -464,6 +465,9 @@ impl<P: Platform> Inner<P> {
         };
         // Else they may be of a snapshot that everything goes back to, and the attributes are not.
         self.check_there()?;
+        if self.rolled.get() != rolled {
+            return Err(Tried::Again);
+        }
         // Bytes and attributes are of one moment: no write to them came true meanwhile.
         if reading.reader.is_met() && self.visible(&object)?.changed != before.changed {
             return Err(Tried::Again);

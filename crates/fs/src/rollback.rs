@@ -307,6 +307,7 @@ impl<P: Platform> Inner<P> {
     }
 
     async fn roll_to(&self, to: u32) -> Result<(), FileError> {
+        self.rolled.set(self.rolled.get() + 1);
         self.restore_all(to, |_| true).await?;
         let done = self.alone(to, async |change| {
             change.delete_plain(&self.keys.rollback())?;

@@ -7,6 +7,7 @@ mod damage;
 mod expiry;
 mod reaper;
 mod rollback;
+mod snapshots;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
 use flagstone_pagestore::StoreOptions;

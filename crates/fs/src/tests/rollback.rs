@@ -99,6 +99,32 @@ fn who_reads_beside_a_rollback_has_to_come_again() {
     });
 }
 
+/// Nor is he if all of it is done before he ends.
+#[test]
+fn who_looks_while_a_whole_rollback_passes_sees_what_was_before_or_behind_it() {
+    run(async |stage| {
+        let (one, other) = (stage.make("one").await, stage.make("other").await);
+        let write = async |len| {
+            stage.write(one, 1, len).await;
+            stage.write(other, 1, len).await;
+        };
+        write(10).await;
+        stage.fs.take_snapshot("then").await.expect("takes one");
+        write(20).await;
+        let (inner, times) = (stage.inner(), std::cell::Cell::new(0));
+        let looked = inner.look(SnapshotNumber::LIVE, async |view| {
+            let one = inner.look_at(view, one).await?;
+            if times.replace(times.get() + 1) == 0 {
+                stage.roll_back("then").await;
+            }
+            let other = inner.look_at(view, other).await?;
+            Ok((one.attributes.size_bytes, other.attributes.size_bytes))
+        });
+        assert_eq!(looked.await, Ok((10, 10)));
+        assert_eq!(times.get(), 2);
+    });
+}
+
 /// While a rollback counts what there is, another one can be asked for. That is done then, not at the next start.
 #[test]
 fn what_is_asked_for_while_the_first_counts_is_done() {
