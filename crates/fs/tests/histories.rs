@@ -4,7 +4,7 @@
 use crate::conformance;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
-use flagstone_fs::{Caller, Creation, FileError, SnapshotNumber, Stability};
+use flagstone_fs::{Caller, Creation, FileError, SnapshotNumber, Stability, Timestamp};
 use flagstone_sim::{Rng, RunEnd, SimPlatform, World};
 
 use conformance::calls::{Answer, Call, Made};
@@ -47,7 +47,7 @@ fn judge_from(
     let matching = matching.clone();
     world.block_on(0, async move {
         let tree = walk(&fs, SnapshotNumber::LIVE).await;
-        judge(&platform, &model, &matching, &events, &tree).await
+        judge(&platform, &model, &matching, &events, &tree.into()).await
     })
 }
 
@@ -159,6 +159,8 @@ fn untruths(answer: &Answer) -> Vec<Result<Answer, FileError>> {
         Answer::Linked(attributes, _) => attributes.links -= 1,
         Answer::Listed(listing) => listing.is_end = !listing.is_end,
         Answer::Space(space) => space.files += 1,
+        Answer::Taken(number, _) => number.0 += 1,
+        Answer::Done => {}
     });
     tell(&mut |answer| match answer {
         Answer::Access(mask, _) => mask.read = !mask.read,
@@ -303,6 +305,7 @@ fn what_ended_before_another_began_comes_before_it() {
             events.push(Event {
                 begun,
                 ended: Some((begun + 1, answered)),
+                clock: Timestamp::default(),
                 caller: caller.clone(),
                 call,
             });

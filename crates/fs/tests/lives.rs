@@ -11,30 +11,19 @@ use std::rc::Rc;
 use flagstone_fs::memory::MemoryFiles;
 use flagstone_fs::{Caller, Files, PROMOTE_BYTES, SnapshotNumber, Stability};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
+use flagstone_sim::{FaultConfig, Rng, SimDisk, SimPlatform, World};
 
 use conformance::Client;
 use conformance::histories::{History, Plan};
 use conformance::judge::{Verdict, begin as begin_model, judge};
 use conformance::matching::Matching;
 use conformance::trees::{Tree, walk};
+use support::course::config;
 use support::*;
 
 /// A few hundred calls, and a few dozen.
 const LONG_NS: u64 = 40_000_000;
 const SHORT_NS: u64 = 8_000_000;
-
-fn config() -> DiskConfig {
-    let mut config = DiskConfig::new(96 * MIB);
-    config.latency = Latency {
-        read_ns: 1_000..=20_000,
-        write_ns: 1_000..=50_000,
-        flush_ns: 10_000..=200_000,
-        discard_ns: 1_000..=2_000,
-        per_kib_ns: 10,
-    };
-    config
-}
 
 /// The whole tree, from a filesystem that was opened after an end and proved to be whole.
 fn looked_at(seed: u64, disk: &SimDisk) -> Tree {
@@ -68,7 +57,7 @@ fn judged(
     let (model, matching) = (model.fork(&platform), matching.clone());
     let events = history.take_events();
     world.block_on(0, async move {
-        judge(&platform, &model, &matching, &events, &tree).await
+        judge(&platform, &model, &matching, &events, &tree.into()).await
     })
 }
 

@@ -46,7 +46,7 @@ fn a_deleted_snapshot_is_stale() {
     run(|fs| async move {
         let root = Client::root(&fs);
         let (first, second) = (fs.snapshot(), fs.snapshot());
-        fs.delete_snapshot(first);
+        fs.delete_snapshot("1").await.expect("deletes");
         let at = |at| Node { at, ..root.top() };
         assert_eq!(fs.attributes(at(first)).await, Err(FileError::Stale));
         root.get(at(second)).await;

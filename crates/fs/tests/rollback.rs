@@ -10,23 +10,14 @@ use std::rc::Rc;
 
 use flagstone_fs::{Caller, FileError, Files, PROMOTE_BYTES, SnapshotNumber};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
+use flagstone_sim::{DiskConfig, FaultConfig, Rng, SimDisk, World};
 
 use conformance::Client;
 use conformance::histories::{History, Plan};
 use conformance::trees::{Tree, walk};
+use support::course::{config, rolled_back};
 use support::stage::{objects, run};
 use support::*;
-
-async fn rolled_back(platform: &SimPlatform, fs: &TestFs) {
-    for _ in 0..1000 {
-        if fs.rolling_back_to().is_none() {
-            return;
-        }
-        platform.sleep_ns(10_000_000).await;
-    }
-    panic!("it takes too long");
-}
 
 #[test]
 fn everything_is_what_it_was() {
@@ -84,18 +75,6 @@ fn everything_is_what_it_was() {
         assert!(walk(fs, SnapshotNumber::LIVE).await.as_now() == since.as_now());
         assert_eq!(objects(&stage.engine), 2);
     });
-}
-
-fn config() -> DiskConfig {
-    let mut config = DiskConfig::new(96 * MIB);
-    config.latency = Latency {
-        read_ns: 1_000..=20_000,
-        write_ns: 1_000..=50_000,
-        flush_ns: 10_000..=200_000,
-        discard_ns: 1_000..=2_000,
-        per_kib_ns: 10,
-    };
-    config
 }
 
 /// When everything goes back.

@@ -376,7 +376,9 @@ fn a_snapshot_is_an_export() {
         assert_ne!(attributes.filesystem, now.filesystem);
         let args = write_args(&old_file, 0, b"x", 2);
         assert_eq!(client.status(7, args).await, ROFS);
-        scene.files.inner.delete_snapshot(number);
+        let name = number.0.to_string();
+        let deleted = scene.files.inner.delete_snapshot(&name).await;
+        deleted.expect("deletes");
         let args = Args::new().opaque(&old_file);
         assert_eq!(client.status(1, args).await, STALE);
     });

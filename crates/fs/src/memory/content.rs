@@ -11,7 +11,7 @@ use crate::{Piece, Pieces};
 const BLOCK_BYTES: u64 = 4096;
 
 /// Behind the file's end every byte is zero. The size is in the attributes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Content {
     blocks: BTreeMap<u64, Rc<Vec<u8>>>,
 }

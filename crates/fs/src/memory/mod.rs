@@ -4,6 +4,7 @@
 
 mod answers;
 mod content;
+mod snapshots;
 mod state;
 
 use std::cell::{Cell, RefCell};
@@ -24,6 +25,8 @@ use crate::permissions::{
 };
 use crate::snapshots::SnapshotInfo;
 use answers::Answer;
+pub use snapshots::Copied;
+use snapshots::Kept;
 use state::{Body, COOKIES_RESERVED, Limits, State};
 
 /// What a filesystem in memory is to be like.
@@ -92,25 +95,76 @@ impl<P: Platform> MemoryFiles<P> {
         }
     }
 
-    /// Takes a snapshot of everything.
+    /// Takes a snapshot of everything, called by its number.
     pub fn snapshot(&self) -> SnapshotNumber {
         let mut state = self.inner.state.borrow_mut();
-        let last = state.snapshots.keys().next_back();
-        let number = SnapshotNumber(last.map_or(1, |last| last.0 + 1));
-        let copy = state.live.clone();
-        state.snapshots.insert(number, copy);
-        number
+        let taken = state.take_snapshot(None, self.now());
+        taken.expect("nobody else is called by a number")
     }
 
-    /// All snapshots, named by their numbers.
+    /// As [`crate::Filesystem::take_snapshot`].
+    pub async fn take_snapshot(&self, name: &str) -> Result<SnapshotNumber, FileError> {
+        self.change(|state, now| state.take_snapshot(Some(name), now))
+            .await
+    }
+
+    /// All snapshots.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         let state = self.inner.state.borrow();
-        let info = |number: &SnapshotNumber| SnapshotInfo {
-            name: number.0.to_string(),
+        let info = |(number, kept): (&SnapshotNumber, &Kept)| SnapshotInfo {
+            name: kept.name.clone(),
             number: *number,
-            taken: Timestamp::default(),
+            taken: kept.taken,
         };
-        state.snapshots.keys().map(info).collect()
+        state.snapshots.iter().map(info).collect()
+    }
+
+    /// As [`crate::Filesystem::delete_snapshot`].
+    pub async fn delete_snapshot(&self, name: &str) -> Result<(), FileError> {
+        self.change(|state, _| state.delete_snapshot(name)).await
+    }
+
+    /// As [`crate::Filesystem::roll_back`], but for everything being done when this returns.
+    pub async fn roll_back(&self, name: &str) -> Result<(), FileError> {
+        self.change(|state, _| state.roll_back(name)).await
+    }
+
+    /// As [`crate::Filesystem::clone_file`]: what is copied is looked at first, and the copy made then.
+    pub async fn clone_file(
+        &self,
+        caller: &Caller,
+        source: Node,
+        directory: Node,
+        name: &[u8],
+    ) -> Result<Created, FileError> {
+        let copied = self.copied(caller, source, directory, name).await?;
+        self.make_copy(caller, directory, name, &copied).await
+    }
+
+    /// The first half of a copy.
+    pub async fn copied(
+        &self,
+        caller: &Caller,
+        source: Node,
+        directory: Node,
+        name: &[u8],
+    ) -> Result<Copied, FileError> {
+        check_own_name(name)?;
+        live(directory)?;
+        self.look(|state| state.copied(caller, source)).await
+    }
+
+    /// The other half, whatever has become of the file meanwhile.
+    pub async fn make_copy(
+        &self,
+        caller: &Caller,
+        directory: Node,
+        name: &[u8],
+        copied: &Copied,
+    ) -> Result<Created, FileError> {
+        let (directory, limits) = (live(directory)?, self.limits());
+        self.change(|state, now| state.make_copy(caller, directory, name, copied, limits, now))
+            .await
     }
 
     /// Another filesystem that is as this one is now, and goes its own way from here on, on this or another
@@ -127,16 +181,16 @@ impl<P: Platform> MemoryFiles<P> {
         }
     }
 
-    /// Forgets a snapshot. What handles name in it is stale then.
-    pub fn delete_snapshot(&self, number: SnapshotNumber) {
-        let mut state = self.inner.state.borrow_mut();
-        let deleted = state.snapshots.remove(&number);
-        assert!(deleted.is_some(), "only a snapshot that is there can go");
-    }
-
     /// Sets what writes and commits answer as their verifier, as if something had been lost.
     pub fn set_verifier(&self, verifier: u64) {
         self.inner.verifier.set(verifier);
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            size_max_bytes: self.inner.options.size_max_bytes,
+            capacity_bytes: self.inner.options.capacity_bytes,
+        }
     }
 
     fn now(&self) -> Timestamp {
@@ -329,11 +383,7 @@ impl<P: Platform> Files for MemoryFiles<P> {
         data: IoBuf,
         _stability: Stability,
     ) -> Result<Written, FileError> {
-        let file = live(node)?;
-        let limits = Limits {
-            size_max_bytes: self.inner.options.size_max_bytes,
-            capacity_bytes: self.inner.options.capacity_bytes,
-        };
+        let (file, limits) = (live(node)?, self.limits());
         let changes = self
             .change(|state, now| state.write(caller, file, offset_bytes, &data, limits, now))
             .await?;

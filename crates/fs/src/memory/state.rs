@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::answers::Answers;
 use super::content::Content;
+use super::snapshots::Kept;
 use crate::attributes::{Attributes, Changes, FileKind, SetAttributes, Timestamp};
 use crate::error::FileError;
 use crate::files::{
@@ -83,7 +84,9 @@ pub(super) type Inodes = BTreeMap<FileId, Inode>;
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) live: Inodes,
-    pub(super) snapshots: BTreeMap<SnapshotNumber, Inodes>,
+    pub(super) snapshots: BTreeMap<SnapshotNumber, Kept>,
+    /// Of the next snapshot: none is given twice.
+    pub(super) next_snapshot: u32,
     pub(super) answers: Answers,
     /// What all live files take together.
     pub(super) used_bytes: u64,
@@ -117,6 +120,7 @@ impl State {
         State {
             live: BTreeMap::from([(root, Inode { attributes, body })]),
             snapshots: BTreeMap::new(),
+            next_snapshot: 1,
             answers: Answers::default(),
             used_bytes: 0,
             next_number: root.number() + 1,
@@ -126,7 +130,7 @@ impl State {
     pub(super) fn get(&self, node: Node) -> Result<&Inode, FileError> {
         let inodes = match node.at {
             SnapshotNumber::LIVE => Some(&self.live),
-            at => self.snapshots.get(&at),
+            at => self.snapshots.get(&at).map(|kept| &*kept.inodes),
         };
         let found = inodes.and_then(|inodes| inodes.get(&node.file));
         found.ok_or(FileError::Stale)
@@ -156,7 +160,7 @@ impl State {
         found.ok_or(FileError::NotFound)
     }
 
-    fn inode_mut(&mut self, file: FileId) -> &mut Inode {
+    pub(super) fn inode_mut(&mut self, file: FileId) -> &mut Inode {
         let inode = self.live.get_mut(&file);
         inode.expect("whoever changes a file has found it just now")
     }

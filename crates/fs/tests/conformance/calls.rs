@@ -2,10 +2,12 @@
 
 use flagstone_fs::{
     AccessMask, Attributes, Caller, Changes, Cookie, Created, Creation, FileError, FileId,
-    FileKind, Files, Found, Listing, New, Node, Piece, SetAttributes, Space, Stability, Timestamp,
-    Written,
+    FileKind, Found, Listing, New, Node, Piece, SetAttributes, SnapshotNumber, Space, Stability,
+    Timestamp, Written,
 };
 use flagstone_platform::IoBuf;
+
+use super::keeping::Keeps;
 
 /// What is made, with its target.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +46,11 @@ pub(crate) enum Call {
     Link(Node, Node, Vec<u8>),
     List(Node, Cookie, usize, bool),
     Space,
+    /// From, to which directory, under which name.
+    Copy(Node, Node, Vec<u8>),
+    TakeSnapshot(String),
+    DeleteSnapshot(String),
+    RollBack(String),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,6 +68,9 @@ pub(crate) enum Answer {
     Linked(Attributes, Changes),
     Listed(Listing),
     Space(Space),
+    /// A snapshot, and by the clock when.
+    Taken(SnapshotNumber, Timestamp),
+    Done,
 }
 
 pub(crate) type Answered = Result<Answer, FileError>;
@@ -82,13 +92,25 @@ impl Call {
             | Call::Remove(file, _)
             | Call::RemoveDirectory(file, _)
             | Call::List(file, ..) => *file = node(*file),
-            Call::Rename(file, _, other, _) | Call::Link(file, other, _) => {
+            Call::Rename(file, _, other, _)
+            | Call::Link(file, other, _)
+            | Call::Copy(file, other, _) => {
                 *file = node(*file);
                 *other = node(*other);
             }
-            Call::Space => {}
+            Call::Space | Call::TakeSnapshot(_) | Call::DeleteSnapshot(_) | Call::RollBack(_) => {}
         }
         call
+    }
+
+    /// Whether it names no file of a snapshot.
+    pub(crate) fn is_of_now(&self) -> bool {
+        let is_of_now = std::cell::Cell::new(true);
+        self.with_nodes(|node| {
+            is_of_now.set(is_of_now.get() && node.at == SnapshotNumber::LIVE);
+            node
+        });
+        is_of_now.get()
     }
 
     /// Whose attributes or changes the answer tells: of the first file it names and of the other.
@@ -96,6 +118,8 @@ impl Call {
         match self {
             Call::Rename(from, _, to, _) => Some((from.file, to.file)),
             Call::Link(file, directory, _) => Some((file.file, directory.file)),
+            // What the answer tells is of the directory.
+            Call::Copy(file, directory, _) => Some((directory.file, file.file)),
             Call::Attributes(node)
             | Call::Access(node, _)
             | Call::Lookup(node, _)
@@ -108,11 +132,13 @@ impl Call {
             | Call::Remove(node, _)
             | Call::RemoveDirectory(node, _)
             | Call::List(node, ..) => Some((node.file, node.file)),
-            Call::Space => None,
+            Call::Space | Call::TakeSnapshot(_) | Call::DeleteSnapshot(_) | Call::RollBack(_) => {
+                None
+            }
         }
     }
 
-    pub(crate) async fn perform<F: Files>(&self, fs: &F, caller: &Caller) -> Answered {
+    pub(crate) async fn perform<F: Keeps>(&self, fs: &F, caller: &Caller) -> Answered {
         Ok(match self {
             Call::Attributes(node) => Answer::Attributes(fs.attributes(*node).await?),
             Call::Access(node, wanted) => {
@@ -159,6 +185,21 @@ impl Call {
                 Answer::Listed(listing.await?)
             }
             Call::Space => Answer::Space(fs.space().await?),
+            Call::Copy(node, directory, name) => {
+                Answer::Created(fs.copy(caller, *node, *directory, name).await?)
+            }
+            Call::TakeSnapshot(name) => {
+                let info = fs.take(name).await?;
+                Answer::Taken(info.number, info.taken)
+            }
+            Call::DeleteSnapshot(name) => {
+                fs.delete(name).await?;
+                Answer::Done
+            }
+            Call::RollBack(name) => {
+                fs.roll_back_to(name).await?;
+                Answer::Done
+            }
         })
     }
 }

@@ -1,17 +1,20 @@
 //! Several clients that do whatever comes to their minds in a small space of names and files, and note it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_fs::{
-    AccessMask, Caller, Cookie, Creation, FileError, FileId, FileKind, Files, Node, SetAttributes,
-    SetTime, Stability, Timestamp, Token,
+    AccessMask, Caller, Cookie, Creation, FileError, FileId, FileKind, Node, SetAttributes,
+    SetTime, SnapshotInfo, SnapshotNumber, Stability, Timestamp, Token,
 };
 use flagstone_platform::Platform;
 use flagstone_sim::Rng;
 
 use super::NOTHING;
 use super::calls::{Answer, Answered, Call, Made};
+use super::keeping::Keeps;
+use super::trees::{Tree, try_walk};
 
 /// What clients are to do.
 #[derive(Clone, Debug)]
@@ -27,6 +30,10 @@ pub(crate) struct Plan {
     pub(crate) reach_bytes: u64,
     /// Clients pause up to so long before a call, now and then.
     pub(crate) pause_ns: u64,
+    /// One call in so many is about snapshots or makes a copy; none if this is zero.
+    pub(crate) kept_one_in: u64,
+    /// Everything goes back to a snapshot now and then.
+    pub(crate) rolls_back: bool,
 }
 
 impl Default for Plan {
@@ -38,6 +45,8 @@ impl Default for Plan {
             lists_attributes: true,
             reach_bytes: 40_000,
             pause_ns: 100_000,
+            kept_one_in: 0,
+            rolls_back: false,
         }
     }
 }
@@ -48,11 +57,24 @@ impl Default for Plan {
 pub(crate) struct Event {
     pub(crate) begun: u64,
     pub(crate) ended: Option<(u64, Answered)>,
+    /// What the filesystem's clock said then.
+    pub(crate) clock: Timestamp,
     pub(crate) caller: Caller,
     pub(crate) call: Call,
 }
 
-#[derive(Default)]
+/// A snapshot of which a client has heard.
+#[derive(Clone)]
+struct KnownSnapshot {
+    name: String,
+    number: SnapshotNumber,
+    is_gone: bool,
+}
+
+/// What is in snapshots.
+pub(crate) type Trees = BTreeMap<SnapshotNumber, Rc<Tree>>;
+
+#[derive(Clone, Default)]
 struct Known {
     events: Vec<Event>,
     count: u64,
@@ -63,6 +85,9 @@ struct Known {
     cookies: Vec<(FileId, Cookie)>,
     changed: Vec<(FileId, Timestamp)>,
     clients: Cell<u64>,
+    snapshots: Vec<KnownSnapshot>,
+    /// What somebody has seen in snapshots.
+    trees: Trees,
 }
 
 /// What clients have done. A cheap handle, which outlives the world they lived in.
@@ -83,6 +108,10 @@ const NAMES: [&[u8]; 9] = [
     b"A",
 ];
 const SENSELESS: [&[u8]; 5] = [b"", b".", b"..", b"a/b", &[b'y'; 256]];
+/// So few that some are given once more.
+const SNAPSHOT_NAMES: [&str; 6] = ["mon", "tue", "wed", "thu", "fri", "sat"];
+/// Whoever is told to come again later does so then.
+const LATER_NS: u64 = 1_000_000;
 
 impl History {
     /// All calls since the last time, in the order in which they began. The clients must be gone.
@@ -95,9 +124,43 @@ impl History {
         self.known.borrow().events.len()
     }
 
+    /// Another one that is as this one is now.
+    pub(crate) fn fork(&self) -> History {
+        let known = self.known.borrow().clone();
+        History {
+            known: Rc::new(RefCell::new(known)),
+        }
+    }
+
+    /// What has been seen in snapshots so far. Who sees something else there has found a mistake.
+    pub(crate) fn trees(&self) -> Trees {
+        self.known.borrow().trees.clone()
+    }
+
+    /// Says which snapshots there are when the next life begins.
+    pub(crate) fn set_snapshots(&self, infos: &[SnapshotInfo]) {
+        let known = |info: &SnapshotInfo| KnownSnapshot {
+            name: info.name.clone(),
+            number: info.number,
+            is_gone: false,
+        };
+        self.known.borrow_mut().snapshots = infos.iter().map(known).collect();
+    }
+
+    /// Notes what is in a snapshot, which is the same whenever somebody looks.
+    pub(crate) fn see(&self, at: SnapshotNumber, tree: Tree) {
+        let trees = &mut self.known.borrow_mut().trees;
+        let Some(seen) = trees.get(&at) else {
+            trees.insert(at, Rc::new(tree));
+            return;
+        };
+        let differences = seen.as_now().differences(&tree.as_now());
+        assert_eq!(differences, [""; 0], "the snapshot {at:?} has changed");
+    }
+
     /// Starts the clients. They end by themselves, or with their world. May be called again for another life
     /// of the filesystem, after what was left without an answer was judged.
-    pub(crate) fn start<F: Files, P: Platform>(
+    pub(crate) fn start<F: Keeps, P: Platform>(
         &self,
         platform: &P,
         fs: &F,
@@ -126,6 +189,7 @@ impl History {
         let event = Event {
             begun: known.count,
             ended: None,
+            clock: Timestamp::default(),
             caller: caller.clone(),
             call: call.clone(),
         };
@@ -133,7 +197,7 @@ impl History {
         known.events.len() - 1
     }
 
-    fn end(&self, place: usize, answered: Answered) {
+    fn end(&self, place: usize, clock: Timestamp, answered: Answered) {
         let mut known = self.known.borrow_mut();
         known.count += 1;
         let ended = known.count;
@@ -143,14 +207,17 @@ impl History {
             Err(_) => {}
         }
         known.events[place].ended = Some((ended, answered));
+        known.events[place].clock = clock;
     }
 }
 
 impl Known {
     /// What is gone is of little interest.
     fn forget(&mut self, place: usize) {
-        if let Some((file, other)) = self.events[place].call.subjects()
+        let call = &self.events[place].call;
+        if let Some((file, other)) = call.subjects()
             && file == other
+            && call.is_of_now()
         {
             self.files.retain(|known| *known != file);
         }
@@ -160,7 +227,10 @@ impl Known {
         let mut files = Vec::new();
         match (answer, &self.events[place].call) {
             (Answer::Found(found), _) => files.push(found.node.file),
-            (Answer::Created(created), Call::Make(directory, name, ..)) => {
+            (
+                Answer::Created(created),
+                Call::Make(directory, name, ..) | Call::Copy(_, directory, name),
+            ) => {
                 files.push(created.node.file);
                 self.names.push((directory.file, name.clone()));
             }
@@ -183,6 +253,20 @@ impl Known {
                     .extend(cookies.map(|entry| (directory, entry.cookie)));
                 files.extend(listing.entries.iter().map(|entry| entry.node.file));
             }
+            (Answer::Taken(number, _), Call::TakeSnapshot(name)) => {
+                let taken = KnownSnapshot {
+                    name: name.clone(),
+                    number: *number,
+                    is_gone: false,
+                };
+                self.snapshots.push(taken);
+            }
+            (Answer::Done, Call::DeleteSnapshot(name)) => {
+                let of_name = self.snapshots.iter_mut();
+                of_name
+                    .filter(|known| known.name == *name)
+                    .for_each(|known| known.is_gone = true);
+            }
             _ => {}
         }
         for file in files {
@@ -203,27 +287,98 @@ struct RandomClient<F, P> {
     calls: u64,
 }
 
-impl<F: Files, P: Platform> RandomClient<F, P> {
+impl<F: Keeps, P: Platform> RandomClient<F, P> {
     async fn run(mut self) {
         for _ in 0..self.plan.steps {
             if self.rng.below(4) == 0 {
                 let pause_ns = self.rng.below(self.plan.pause_ns + 1);
                 self.platform.sleep_ns(pause_ns).await;
             }
+            if self.plan.kept_one_in > 0 && self.rng.below(self.plan.kept_one_in) == 0 {
+                self.keep().await;
+                continue;
+            }
             let caller = self.caller();
             let call = self.call();
-            self.perform(&caller, &call).await;
+            let answered = self.perform(&caller, &call).await;
             // Now and then the answer gets lost on its way, and the call comes again.
             if caller.token.is_some() && self.rng.below(6) == 0 {
-                self.perform(&caller, &call).await;
+                let _ = self.perform(&caller, &call).await;
+            }
+            if self.plan.rolls_back && answered == Err(FileError::Later) {
+                self.platform.sleep_ns(LATER_NS).await;
             }
         }
     }
 
-    async fn perform(&self, caller: &Caller, call: &Call) {
+    async fn perform(&self, caller: &Caller, call: &Call) -> Answered {
         let place = self.history.begin(caller, call);
         let answered = call.perform(&self.fs, caller).await;
-        self.history.end(place, answered);
+        let clock = Timestamp::from_ns(self.platform.wall_clock_ns());
+        self.history.end(place, clock, answered.clone());
+        answered
+    }
+
+    /// Makes a copy, or does something about snapshots.
+    async fn keep(&mut self) {
+        let caller = Caller {
+            token: None,
+            ..self.caller()
+        };
+        match self.rng.below(10) {
+            0..=2 => {
+                let name = SNAPSHOT_NAMES[self.rng.index(SNAPSHOT_NAMES.len())].to_owned();
+                let _ = self.perform(&caller, &Call::TakeSnapshot(name)).await;
+            }
+            3..=4 => {
+                let Some(known) = self.snapshot() else { return };
+                // Once it is gone nobody can say what was in it.
+                if let Ok(tree) = try_walk(&self.fs, known.number).await {
+                    self.history.see(known.number, tree);
+                }
+                let call = Call::DeleteSnapshot(known.name);
+                let _ = self.perform(&caller, &call).await;
+            }
+            5 if self.plan.rolls_back => {
+                let Some(known) = self.snapshot() else { return };
+                let _ = self.perform(&caller, &Call::RollBack(known.name)).await;
+            }
+            _ => self.copy(&caller).await,
+        }
+    }
+
+    async fn copy(&mut self, caller: &Caller) {
+        let call = Call::Copy(self.file(), self.directory(), self.name());
+        if let Ok(Answer::Created(created)) = self.perform(caller, &call).await {
+            // What was copied isn't answered, and who judges should see it soon.
+            let root = Caller::default();
+            let read = Call::Read(created.node, 0, 1 << 20);
+            let _ = self.perform(&root, &read).await;
+        }
+    }
+
+    /// A snapshot, that is there by preference.
+    fn snapshot(&mut self) -> Option<KnownSnapshot> {
+        let known = self.history.known.borrow();
+        let with_gone = self.rng.below(8) == 0;
+        let all = known.snapshots.iter();
+        let all = all.filter(|known| with_gone || !known.is_gone);
+        let all: Vec<&KnownSnapshot> = all.collect();
+        match all.len() {
+            0 => None,
+            len => Some(all[self.rng.index(len)].clone()),
+        }
+    }
+
+    /// The file as it is now, or now and then as a snapshot has it.
+    fn as_of(&mut self, file: FileId) -> Node {
+        let is_of_now = self.plan.kept_one_in == 0 || self.rng.below(6) > 0;
+        let snapshot = match is_of_now {
+            true => None,
+            false => self.snapshot(),
+        };
+        let at = snapshot.map_or(SnapshotNumber::LIVE, |known| known.number);
+        Node { file, at }
     }
 
     fn caller(&mut self) -> Caller {
@@ -247,16 +402,17 @@ impl<F: Files, P: Platform> RandomClient<F, P> {
 
     /// Any file, by preference a later one, and often the topmost directory.
     fn node(&mut self) -> Node {
-        let known = self.history.known.borrow();
+        let history = self.history.clone();
+        let known = history.known.borrow();
         if known.files.is_empty() || self.rng.below(4) == 0 {
-            return Node::live(self.fs.root());
+            return self.as_of(self.fs.root());
         }
         let from = match self.rng.below(3) {
             0 => 0,
             _ => known.files.len().saturating_sub(8),
         };
         let place = from + self.rng.index(known.files.len() - from);
-        Node::live(known.files[place])
+        self.as_of(known.files[place])
     }
 
     /// A directory, mostly.
@@ -286,13 +442,14 @@ impl<F: Files, P: Platform> RandomClient<F, P> {
         if self.rng.below(3) == 0 {
             return (self.directory(), self.name());
         }
-        let known = self.history.known.borrow();
+        let history = self.history.clone();
+        let known = history.known.borrow();
         let from = known.names.len().saturating_sub(12);
         match known.names.len() - from {
-            0 => (Node::live(self.fs.root()), b"a".to_vec()),
+            0 => (self.as_of(self.fs.root()), b"a".to_vec()),
             count => {
                 let (directory, name) = known.names[from + self.rng.index(count)].clone();
-                (Node::live(directory), name)
+                (self.as_of(directory), name)
             }
         }
     }
@@ -398,13 +555,15 @@ impl<F: Files, P: Platform> RandomClient<F, P> {
     fn list(&mut self) -> Call {
         let (directory, count) = (self.directory(), 1 + self.rng.index(6));
         let with_attributes = self.rng.coin() && self.plan.lists_attributes;
-        let known = self.history.known.borrow();
+        let history = self.history.clone();
+        let known = history.known.borrow();
         let (directory, behind) = match self.rng.below(8) {
             0 => (directory, Cookie(u64::MAX)),
             1..=4 if !known.cookies.is_empty() => {
                 let from = known.cookies.len().saturating_sub(30);
                 let place = from + self.rng.index(known.cookies.len() - from);
-                (Node::live(known.cookies[place].0), known.cookies[place].1)
+                let (directory, cookie) = known.cookies[place];
+                (self.as_of(directory), cookie)
             }
             _ => (directory, Cookie(0)),
         };

@@ -67,14 +67,23 @@ impl Matching {
         };
         let bound = matching.files.bind("root", left, right);
         bound.expect("they are the first");
-        matching.pair_snapshots(SnapshotNumber::LIVE, SnapshotNumber::LIVE);
+        let bound = matching.taken(SnapshotNumber::LIVE, SnapshotNumber::LIVE);
+        bound.expect("they are the first");
         matching
     }
 
-    /// Snapshots that were taken at the same place of the history.
-    pub(crate) fn pair_snapshots(&mut self, left: SnapshotNumber, right: SnapshotNumber) {
-        let bound = self.snapshots.bind("snapshot", left, right);
-        bound.expect("each was taken once");
+    /// Snapshots that were taken at the same place of the history, each of them once.
+    pub(crate) fn taken(
+        &mut self,
+        left: SnapshotNumber,
+        right: SnapshotNumber,
+    ) -> Result<(), String> {
+        self.snapshots.bind("snapshot", left, right)
+    }
+
+    /// Which snapshot of the right filesystem is the left one's.
+    pub(crate) fn snapshot(&self, left: SnapshotNumber) -> Option<SnapshotNumber> {
+        self.snapshots.there.get(&left).copied()
     }
 
     /// The call of the left filesystem as one of the right. None if it names what the right never showed.
@@ -126,6 +135,8 @@ impl Matching {
                 (Answer::Space(left), Answer::Space(right)) => {
                     same("files", &left.files, &right.files)
                 }
+                (Answer::Taken(left, _), Answer::Taken(right, _)) => self.taken(*left, *right),
+                (Answer::Done, Answer::Done) => Ok(()),
                 _ => Err(format!("{left:?}, expected {right:?}")),
             };
         };

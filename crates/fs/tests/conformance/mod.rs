@@ -11,6 +11,7 @@ pub(crate) mod calls;
 pub(crate) mod content;
 pub(crate) mod histories;
 pub(crate) mod judge;
+pub(crate) mod keeping;
 pub(crate) mod links;
 pub(crate) mod listings;
 pub(crate) mod matching;

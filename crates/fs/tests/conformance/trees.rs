@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_fs::{
-    Attributes, Cookie, Entry, FileKind, Files, NAME_SIZE_BYTES, Node, SnapshotNumber,
+    Attributes, Cookie, Entry, FileError, FileKind, Files, NAME_SIZE_BYTES, Node, SnapshotNumber,
+    Timestamp,
 };
 
-use super::Client;
 use super::matching::{Matching, difference};
+use super::{Client, comparable};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Inside {
@@ -54,14 +55,19 @@ impl Tree {
 
     /// The same as it is once everything has gone back to it.
     pub(crate) fn as_now(&self) -> Tree {
+        self.as_of(SnapshotNumber::LIVE)
+    }
+
+    /// The same as if it were in another snapshot.
+    pub(crate) fn as_of(&self, at: SnapshotNumber) -> Tree {
         let mut tree = self.clone();
         for found in tree.found.values_mut() {
-            found.node = Node::live(found.node.file);
+            found.node.at = at;
             // What was cut off and not given back yet is, by then.
             found.attributes.used_bytes = 0;
             if let Inside::Names(entries) = &mut found.inside {
                 for entry in entries {
-                    entry.node = Node::live(entry.node.file);
+                    entry.node.at = at;
                     if let Some(attributes) = &mut entry.attributes {
                         attributes.used_bytes = 0;
                     }
@@ -79,6 +85,12 @@ const READ_MAX_BYTES: u32 = 4 << 20;
 /// counts, sizes of directories, `..`, and, of files as they are now, that there are no others. Nobody may change
 /// anything meanwhile.
 pub(crate) async fn walk<F: Files>(fs: &F, at: SnapshotNumber) -> Tree {
+    let tree = try_walk(fs, at).await;
+    tree.expect("everything is there, and root may see it")
+}
+
+/// The same of a snapshot that somebody may delete meanwhile, or go back from.
+pub(crate) async fn try_walk<F: Files>(fs: &F, at: SnapshotNumber) -> Result<Tree, FileError> {
     let root = Client::root(fs);
     let top = Node { at, ..root.top() };
     let mut tree = Tree {
@@ -86,12 +98,11 @@ pub(crate) async fn walk<F: Files>(fs: &F, at: SnapshotNumber) -> Tree {
     };
     let mut ahead = vec![(Vec::new(), top, top)];
     while let Some((path, node, parent)) = ahead.pop() {
-        let attributes = root.get(node).await;
+        let attributes = fs.attributes(node).await?;
         let inside = match attributes.kind {
             FileKind::Directory => {
-                let entries = root.list_behind(node, Cookie(0), 17).await;
-                let entries = entries.expect("root may list");
-                check_entries(&root, node, parent, &attributes, &entries).await;
+                let entries = root.list_behind(node, Cookie(0), 17).await?;
+                check_entries(&root, node, parent, &attributes, &entries).await?;
                 for entry in &entries[2..] {
                     let path = [&path[..], b"/", &entry.name].concat();
                     ahead.push((path, entry.node, node));
@@ -99,19 +110,18 @@ pub(crate) async fn walk<F: Files>(fs: &F, at: SnapshotNumber) -> Tree {
                 Inside::Names(entries)
             }
             FileKind::Regular => {
-                let mut bytes = root.read(node, 0, READ_MAX_BYTES).await.expect("readable");
+                let mut bytes = root.read(node, 0, READ_MAX_BYTES).await?;
                 let behind = attributes
                     .size_bytes
                     .saturating_sub(u64::from(READ_MAX_BYTES));
                 if behind > 0 {
                     let start = attributes.size_bytes - behind.min(4096);
-                    bytes.extend(root.read(node, start, 4096).await.expect("readable"));
+                    bytes.extend(root.read(node, start, 4096).await?);
                 }
                 Inside::Bytes(bytes)
             }
             FileKind::SymbolicLink => {
-                let target = root.fs.read_link(&root.caller, node).await;
-                let (target, _) = target.expect("is a link");
+                let (target, _) = fs.read_link(&root.caller, node).await?;
                 assert_eq!(attributes.size_bytes, target.len() as u64, "{path:?}");
                 Inside::Target(target)
             }
@@ -128,10 +138,10 @@ pub(crate) async fn walk<F: Files>(fs: &F, at: SnapshotNumber) -> Tree {
     tree.check_links();
     if at == SnapshotNumber::LIVE {
         let files: BTreeSet<Node> = tree.found.values().map(|found| found.node).collect();
-        let space = fs.space().await.expect("knows");
+        let space = fs.space().await?;
         assert_eq!(space.files, files.len() as u64, "nothing else is there");
     }
-    tree
+    Ok(tree)
 }
 
 async fn check_entries<F: Files>(
@@ -140,7 +150,7 @@ async fn check_entries<F: Files>(
     parent: Node,
     attributes: &Attributes,
     entries: &[Entry],
-) {
+) -> Result<(), FileError> {
     assert_eq!((&entries[0].name[..], entries[0].node), (&b"."[..], node));
     assert_eq!(
         (&entries[1].name[..], entries[1].node),
@@ -148,10 +158,12 @@ async fn check_entries<F: Files>(
     );
     let (mut size_bytes, mut links) = (0, 2);
     for entry in entries {
-        let found = root.lookup(node, &entry.name).await;
-        assert_eq!(found, Ok(entry.node), "what is listed can be looked up");
-        let listed = entry.attributes.expect("root may have them");
-        assert_eq!(listed, root.get(entry.node).await);
+        let found = root.fs.lookup(&root.caller, node, &entry.name).await?;
+        assert_eq!(found.node, entry.node, "what is listed can be looked up");
+        let seen = root.fs.attributes(entry.node).await?;
+        let listed = entry.attributes.map(comparable);
+        assert_eq!(listed, Some(comparable(seen)), "root may have them");
+        assert_eq!(comparable(found.attributes), comparable(seen));
     }
     for entry in &entries[2..] {
         size_bytes += entry.name.len() as u64 + NAME_SIZE_BYTES;
@@ -159,12 +171,19 @@ async fn check_entries<F: Files>(
     }
     let expected = (attributes.size_bytes, attributes.links);
     assert_eq!((size_bytes, links), expected, "{node:?}");
+    Ok(())
 }
 
 impl Tree {
     /// How many names there are, the topmost directory counted.
     pub(crate) fn len(&self) -> usize {
         self.found.len()
+    }
+
+    /// When anything in it was changed last.
+    pub(crate) fn changed(&self) -> Timestamp {
+        let all = self.found.values().map(|found| found.attributes.changed);
+        all.max().unwrap_or_default()
     }
 
     fn check_links(&self) {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub(crate) mod course;
 pub(crate) mod stage;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
