@@ -549,7 +549,7 @@ impl<P: Platform> Inner<P> {
         let ticket = change.commit().await?;
         self.store().wait(ticket).await?;
         let (numbers, verifier) = self.with_state(|state| (state.numbers.clone(), state.verifier));
-        let mut state = load(&self.tree, self.keys).await?;
+        let mut state = self.load_behind().await?;
         state.numbers = numbers;
         let was_lost = state.verifier != verifier;
         // As `reload` does, which won't see any of it any more.
@@ -563,6 +563,18 @@ impl<P: Platform> Inner<P> {
             self.snapshot_gone();
         }
         Ok(value)
+    }
+
+    /// What is there behind a change that is durable. Whatever is in the way, the change is not made once more: who has deleted
+    /// a snapshot would be told that there is none.
+    async fn load_behind(&self) -> Result<State, FileError> {
+        for _ in 0..ATTEMPTS_MAX {
+            match load(&self.tree, self.keys).await {
+                Err(Tried::Again) => self.platform.yield_now().await,
+                result => return result.map_err(final_error),
+            }
+        }
+        Err(self.given_up())
     }
 
     /// Waits until nothing is under way; nothing is as long as this lives.
