@@ -84,15 +84,21 @@ pub(crate) struct Scale {
     /// `images`: how many crash images.
     #[arg(long, default_value_t = 10_000)]
     images: u64,
-    /// `vm`: how often the machine is killed.
+    /// `vm`: how often the machine is killed. For the disk image of `kernel`, half as often.
     #[arg(long, default_value_t = 5)]
     machines: u32,
+    /// `kernel`: how many files the large tree has.
+    #[arg(long, default_value_t = 10_000)]
+    files: u64,
+    /// `kernel`: how many commits the repository has.
+    #[arg(long, default_value_t = 2_000)]
+    commits: u64,
     /// `volumes`: how many.
     #[arg(long, default_value_t = 10_000)]
     volumes: usize,
-    /// `directory`: how many names.
+    /// `directory`: how many names it has.
     #[arg(long, default_value_t = 1_000_000)]
-    files: u64,
+    entries: u64,
     /// `snapshots`: how many.
     #[arg(long, default_value_t = 1_000)]
     snapshots: usize,
@@ -127,9 +133,19 @@ impl Scale {
         }
     }
 
+    fn of_kernel(&self) -> kernel::Extent {
+        kernel::Extent {
+            minutes: self.minutes,
+            files: self.files,
+            commits: self.commits,
+            machines: self.machines.div_ceil(MACHINES_PART),
+        }
+    }
+
     fn scenario_limit(&self) -> Duration {
-        let names = self.files / NAMES_A_SECOND;
-        SCENARIO_LIMIT + Duration::from_secs(60 * self.minutes + names)
+        let names = Duration::from_secs(self.entries / NAMES_A_SECOND);
+        let things = Duration::from_millis(EMULATED_LIMIT_MS * (self.files + self.commits));
+        SCENARIO_LIMIT + Duration::from_secs(60 * self.minutes) + names + things
     }
 
     /// As this program is given it.
@@ -138,8 +154,10 @@ impl Scale {
             ("--crashes", u64::from(self.crashes)),
             ("--images", self.images),
             ("--machines", u64::from(self.machines)),
-            ("--volumes", self.volumes as u64),
             ("--files", self.files),
+            ("--commits", self.commits),
+            ("--volumes", self.volumes as u64),
+            ("--entries", self.entries),
             ("--snapshots", self.snapshots as u64),
             ("--filesystems", self.filesystems as u64),
             ("--journals", self.journals as u64),
@@ -164,8 +182,10 @@ impl Scale {
             crashes_of_files: Some(10),
             images: 2_500,
             machines: 2,
+            files: 1_000,
+            commits: 200,
             volumes: 2_000,
-            files: 20_000,
+            entries: 20_000,
             snapshots: 60,
             filesystems: 300,
             // 64 MiB of journals, which take about a second. Other work may slow that down, but
@@ -183,11 +203,15 @@ impl Scale {
 const SCENARIO_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// `directory` does everything with its names at this rate at least, beside a compiler, too.
 const NAMES_A_SECOND: u64 = 500;
+/// What each file and each commit may add to that: `kernel` takes long where its guest is emulated.
+const EMULATED_LIMIT_MS: u64 = 100;
 /// How long it may take to notice that all its processes were killed.
 const SCENARIO_END_LIMIT: Duration = Duration::from_secs(120);
 
 /// `moves` and `stripes` kill the node once where `crash` does so often.
 const KILLS_PART: u32 = 8;
+/// `kernel` kills its machine once where `vm` does so often.
+const MACHINES_PART: u32 = 2;
 
 struct Scenario {
     name: &'static str,
@@ -293,11 +317,11 @@ const SCENARIOS: [Scenario; 21] = [
     },
     Scenario {
         name: "kernel",
-        about: "Linux' own NFS client: cp, tar, git, cc, random histories and databases while answers are lost and the node is killed",
+        about: "Linux' own NFS client: cp, tar, git, cc, large trees, random histories and databases while answers are lost and the node is killed, a machine's disk image",
         in_ci: true,
         network: Network::Own,
         company: Company::Others,
-        run: |scene, scale| kernel::run(scene, scale.minutes, scale.seed),
+        run: |scene, scale| kernel::run(scene, &scale.of_kernel(), scale.seed),
     },
     Scenario {
         name: "portmapper",
@@ -337,7 +361,7 @@ const SCENARIOS: [Scenario; 21] = [
         in_ci: true,
         network: Network::Machines,
         company: Company::Others,
-        run: |scene, scale| growth::directory::run(scene, scale.files, scale.seed),
+        run: |scene, scale| growth::directory::run(scene, scale.entries, scale.seed),
     },
     Scenario {
         name: "snapshots",
@@ -651,8 +675,8 @@ mod tests {
     #[test]
     fn a_scale_survives_being_passed_on() {
         let line = "xtask vm --crashes 2 --images 3 --machines 4 --volumes 5 --device-size 6G \
-                    --journals 7 --restart-ms 8 --minutes 10 --seed 9 --crashes-of-files 11 \
-                    --files 12 --snapshots 13 --filesystems 14";
+                    --journals 7 --restart-ms 8 --minutes 10 --seed 9 --crashes-of-files 11 --files 12 --commits 13 \
+                    --entries 14 --snapshots 15 --filesystems 16";
         let given = Line::parse_from(line.split_ascii_whitespace()).arguments;
         let passed_on = ["xtask".to_owned(), "vm".to_owned()];
         let line = passed_on.into_iter().chain(given.scale.arguments());

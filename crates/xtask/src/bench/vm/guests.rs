@@ -90,10 +90,7 @@ fn direct(scene: &Scene, node: &Node) -> Result<Vec<Step>> {
     let task = Task {
         number: 1,
         parts: "mount bench",
-        seconds: 0,
-        seed: 0,
-        relay_port: 0,
-        images: "",
+        ..Task::default()
     };
     let mut machine = kernel.boot(scene, &task)?;
     let steps = follow(DIRECT, &mut machine, node)?;

@@ -29,14 +29,30 @@ part_plain_mount() {
     grep " $first nfs .*vers=3.*hard" /proc/mounts
 }
 
+# The node may be down for a moment. Then mount.nfs, which tries version 4 first, gives up for what that was answered.
+mount_patiently() {
+    n=0
+    until $mount_nfs "$@"; do n=$((n + 1)); [ $n -lt 50 ] || return 1; sleep 0.2; done
+}
+
 part_mount() {
-    $mount_nfs $server:/$filesystem $first -o nolock
+    mount_patiently $server:/$filesystem $first -o nolock
 }
 
 # As another machine would: nothing of what the first mount has cached.
 apart=nosharecache,noac,lookupcache=none,nordirplus
 part_second_mount() {
-    $mount_nfs $server:/$filesystem $second -o nolock,$apart
+    mount_patiently $server:/$filesystem $second -o nolock,$apart
+}
+
+# Caches, but nothing that the first one has.
+part_cold_mount() {
+    mount_patiently $server:/$filesystem $second -o nolock,nosharecache
+}
+
+# Without what it has seen so far.
+look_anew() {
+    umount $second && part_cold_mount
 }
 
 # Both again, where answers are lost.
@@ -90,10 +106,14 @@ part_tar() {
     tar -C $second --numeric-owner -df $second/tree.tar || return 1
 }
 
-part_git() {
+about_git() {
     git config --global user.name nobody
     git config --global user.email nobody@localhost
     git config --global --add safe.directory '*'
+}
+
+part_git() {
+    about_git
     git init -q $first/tree || return 1
     git -C $first/tree add -A || return 1
     git -C $first/tree commit -q -m all || return 1
@@ -155,22 +175,36 @@ part_procedures() {
     [ -z "$unused" ]
 }
 
+# One job for each of some words, all at once. Fails if one of them does.
+with_each() {
+    job=$1
+    shift
+    waiting=
+    for word in "$@"; do
+        $job $word &
+        waiting="$waiting $!"
+    done
+    failed=0
+    for number in $waiting; do wait $number || failed=1; done
+    return $failed
+}
+
 # Commits until the machine is killed, and says which are durable. One database has a rollback journal, one a log.
 commit_for_ever() {
     {
-        echo "PRAGMA journal_mode=$1; PRAGMA synchronous=FULL;"
+        echo "PRAGMA journal_mode=$1; PRAGMA synchronous=$3;"
         echo 'CREATE TABLE entry (n INTEGER PRIMARY KEY, content BLOB); CREATE TABLE total (n INTEGER);'
         echo 'INSERT INTO total VALUES (0);'
         $busybox awk -v db=$1 'BEGIN { for (n = 1; n < 1000000; n++) {
             print "BEGIN; INSERT INTO entry VALUES (" n ", randomblob(" n % 40 * 150 "));"
             print "UPDATE total SET n = n + " n "; COMMIT; SELECT '"'guest: committed '"' || '"'"'" db " " n "'"'"';" } }'
-    } | sqlite3 -bail $first/db/$1.db
+    } | sqlite3 -bail $2/$1.db
     echo "guest: failed sqlite: $1 has ended"
 }
 
 part_sqlite() {
     mkdir $first/db
-    for mode in delete wal; do commit_for_ever $mode >/dev/console 2>&1 & done
+    for mode in delete wal; do commit_for_ever $mode $first/db FULL >/dev/console 2>&1 & done
     wait
 }
 
@@ -208,7 +242,8 @@ for part in $parts; do
     if part_$part >$scene/tmp/log 2>&1; then
         echo "guest: passed $part in $((($(date +%s%N) - began) / 1000000)) ms"
     else
-        tail -n 30 $scene/tmp/log
+        # Names may be anything.
+        tail -n 30 $scene/tmp/log | cat -v | cut -c 1-400
         echo "guest: failed $part"
         break
     fi

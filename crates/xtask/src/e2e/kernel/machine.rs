@@ -13,17 +13,25 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::modules;
 use crate::daemon::Daemon;
-use crate::e2e::guest::{self, Cpio, Unpacked};
+use crate::e2e::guest::{self, Cpio, FILES_KEPT, Unpacked};
 use crate::e2e::scene::{FILESYSTEM, Scene};
 use crate::repo;
 
 /// What is needed of what isn't built into the kernels.
-const CLIENT: &[&str] = &["nfsv3"];
+const CLIENT: &[&str] = &["nfsv3", "loop"];
+/// And for the filesystem in a disk image, which a user-mode one has built in.
+const DISK: &[&str] = &["crc32c_generic", "ext4"];
 /// And what an emulated one needs to reach files and network.
 const DEVICES: &[&str] = &["virtio_pci", "virtio_net", "9pnet_virtio", "9p"];
 /// The tree that is copied, in the scene's folder.
 pub(crate) const SOURCE: &str = "source";
-const SCRIPT: &str = include_str!("guest.sh");
+/// The last one begins with what a guest does first, and ends with the parts that it is to do.
+const SCRIPTS: [&str; 4] = [
+    include_str!("large.sh"),
+    include_str!("past.sh"),
+    include_str!("disk.sh"),
+    include_str!("guest.sh"),
+];
 /// 1: emulates, also where that isn't needed. 0: doesn't, and doesn't try whether the user-mode kernel starts.
 const EMULATE: &str = "FLAGSTONE_EMULATE_GUEST";
 /// What its last words are shown of.
@@ -55,6 +63,7 @@ enum Machine {
 }
 
 /// What a guest does.
+#[derive(Default)]
 pub(crate) struct Task<'a> {
     /// Counts the guests: each has a network of its own.
     pub(crate) number: u8,
@@ -64,8 +73,10 @@ pub(crate) struct Task<'a> {
     pub(crate) seed: u64,
     /// Where the node is reached with answers lost.
     pub(crate) relay_port: u16,
-    /// Images to check, and what must be in them: `image:name:hash`.
+    /// Images to check, and what must be in them: `image:name:hash`. Or their names alone.
     pub(crate) images: &'a str,
+    /// Counts how often the disk's machine was started.
+    pub(crate) round: u32,
 }
 
 impl Kernel {
@@ -150,6 +161,8 @@ impl Kernel {
             ("images", task.images.to_owned()),
             ("seconds", task.seconds.to_string()),
             ("seed", task.seed.to_string()),
+            ("round", task.round.to_string()),
+            ("kept", FILES_KEPT.to_string()),
         ];
         let mut script = "#!/bin/sh\n".to_owned();
         for (name, value) in variables {
@@ -160,7 +173,7 @@ impl Kernel {
             );
             script.push_str(&format!("{name}='{value}'\n"));
         }
-        script.push_str(SCRIPT);
+        script.push_str(&SCRIPTS.concat());
         Ok(script)
     }
 }
@@ -285,7 +298,7 @@ fn emulated(unpacked: &Unpacked, busybox: &Path) -> Result<(Machine, Vec<PathBuf
     let initrd = unpacked.dir.with_file_name("initrd");
     guest::write_whole(&initrd, &archive.finish()).context("writing the initial filesystem")?;
     let kernel = guest::only_entry(&unpacked.find(&["boot"])?, "vmlinuz-")?;
-    let modules = modules::with_needed(&folder, CLIENT)?;
+    let modules = modules::with_needed(&folder, &[CLIENT, DISK].concat())?;
     Ok((Machine::Emulated { kernel, initrd }, modules))
 }
 

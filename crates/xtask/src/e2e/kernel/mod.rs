@@ -1,10 +1,14 @@
 //! The NFS client of a real Linux kernel, with the programs that people use on it: `cp -a`, `tar`, `git`, a compiler,
-//! mapped memory, random histories through two mounts while answers are lost and the node is killed, and databases that
-//! commit while the node is killed and, in the end, their own machine.
+//! mapped memory, random histories through two mounts while answers are lost and the node is killed, databases that
+//! commit while the node is killed and, in the end, their own machine; a large tree (`large`), a repository with a long
+//! history (`past`), and a disk image that a machine runs from (`disk`).
 
+mod disk;
 pub(crate) mod history;
+mod large;
 pub(crate) mod machine;
 mod modules;
+mod past;
 mod relay;
 
 use std::collections::BTreeMap;
@@ -16,14 +20,16 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::guest::wait_for;
 use super::load::Random;
-use super::scene::{NFS_PORT, Scene};
+use super::scene::{NFS_PORT, Scene, free_bytes, wait_for_free};
 use crate::daemon::{Daemon, Node};
 use crate::repo;
 use machine::{Kernel, SOURCE, Task};
 use relay::Relay;
 
 /// Programs that a Debian with what `.ci/test` installs has.
-const PROGRAMS: [&str; 5] = ["git", "cc", "fio", "sqlite3", "rpcbind"];
+const PROGRAMS: [&str; 7] = [
+    "git", "cc", "fio", "sqlite3", "rpcbind", "mke2fs", "qemu-img",
+];
 /// Random histories, if not asked otherwise.
 const SECONDS: u64 = 10;
 /// Answers are lost so often under them, and one in so many times the node is killed as well.
@@ -35,8 +41,22 @@ const OPERATIONS_MIN: u64 = 100;
 const KILLS: u64 = 4;
 const COMMITS: u64 = 10;
 const DATABASES: [&str; 2] = ["delete", "wal"];
+/// What may be in use for metadata when everything else is removed.
+const SLACK_BYTES: u64 = 16 << 20;
 
-pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
+/// How much is done.
+pub(super) struct Extent {
+    /// How long the random histories go on; 0 for some seconds.
+    pub(super) minutes: u64,
+    /// Of the large tree.
+    pub(super) files: u64,
+    /// Of the repository.
+    pub(super) commits: u64,
+    /// How often the machine with a disk image is killed.
+    pub(super) machines: u32,
+}
+
+pub(super) fn run(scene: &Scene, extent: &Extent, seed: u64) -> Result<()> {
     for program in PROGRAMS {
         ensure!(
             repo::has_program(program),
@@ -50,6 +70,53 @@ pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
     // Ours, which somebody may be working on meanwhile.
     let source = scene.root.join("crates/gateway").display().to_string();
     scene.tool("cp", &["-a", &source, SOURCE])?;
+    programs_and_histories(scene, &kernel, &mut node, extent.minutes, seed, &mut random)?;
+    databases(scene, &kernel, &mut node, &mut random)?;
+    node.run(&["fs", "check"])?;
+
+    // All at once, since each mostly waits; and so the node is killed under the tree and the repository, too.
+    let free = free_bytes(&node)?;
+    let large = large::begin(scene, &kernel, extent.files, seed)?;
+    let past = past::begin(scene, &kernel, extent.commits, seed)?;
+    disk::run(scene, &kernel, &mut node, extent.machines, &mut random)?;
+    large.finish()?;
+    past.finish()?;
+    let left = free.saturating_sub(wait_for_free(&node, free.saturating_sub(SLACK_BYTES))?);
+    println!("all that is removed, and {} KiB still in use", left >> 10);
+    node.run(&["fs", "check"])?;
+    node.stop()?;
+    node.verify().map(|_| ())
+}
+
+/// A guest that needs nobody until it is done.
+struct Begun<'a> {
+    machine: Daemon,
+    task: Task<'a>,
+}
+
+impl<'a> Begun<'a> {
+    fn begin(scene: &Scene, kernel: &Kernel, task: Task<'a>) -> Result<Begun<'a>> {
+        let machine = kernel.boot(scene, &task)?;
+        Ok(Begun { machine, task })
+    }
+
+    /// Waits for it. All its parts must have passed.
+    fn finish(mut self) -> Result<Daemon> {
+        wait_for(&mut self.machine, is_over)?;
+        passed(&self.machine, &self.task)?;
+        Ok(self.machine)
+    }
+}
+
+/// What people do, and then random histories while answers are lost.
+fn programs_and_histories(
+    scene: &Scene,
+    kernel: &Kernel,
+    node: &mut Node,
+    minutes: u64,
+    seed: u64,
+    random: &mut Random,
+) -> Result<()> {
     let relay = Relay::start((Ipv4Addr::LOCALHOST, NFS_PORT).into())?;
     let task = Task {
         number: 1,
@@ -57,13 +124,13 @@ pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
         parts: "plain_mount second_mount copy tar git compile mapped procedures relayed_mounts histories",
         seconds: if minutes == 0 { SECONDS } else { minutes * 60 },
         seed,
-        images: "",
+        ..Task::default()
     };
     let mut machine = kernel.boot(scene, &task)?;
     wait_for(&mut machine, |machine| {
         is_past(machine, "relayed_mounts") || is_over(machine)
     })?;
-    let (kills, losses) = disturb(&mut machine, &mut node, &relay, &mut random)?;
+    let (kills, losses) = disturb(&mut machine, node, &relay, random)?;
     passed(&machine, &task)?;
     let operations = operations(&machine)?;
     ensure!(
@@ -74,12 +141,7 @@ pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
         "under the histories answers were lost {losses} times, and the node was killed {kills} times; seed {seed}"
     );
     drop(machine);
-    node.run(&["fs", "check"])?;
-
-    databases(scene, &kernel, &mut node, &mut random)?;
-    node.run(&["fs", "check"])?;
-    node.stop()?;
-    node.verify().map(|_| ())
+    node.run(&["fs", "check"]).map(|_| ())
 }
 
 /// Operations that the histories had.
@@ -153,16 +215,13 @@ fn databases(scene: &Scene, kernel: &Kernel, node: &mut Node, random: &mut Rando
     let task = Task {
         number: 2,
         parts: "mount sqlite",
-        seconds: 0,
-        seed: 0,
-        relay_port: 0,
-        images: "",
+        ..Task::default()
     };
     let mut machine = kernel.boot(scene, &task)?;
     let wait_for_commits = |machine: &mut Daemon| {
-        let before = commits(machine);
+        let before = commits(machine, &DATABASES);
         wait_for(machine, |machine| {
-            let now = commits(machine);
+            let now = commits(machine, &DATABASES);
             let has_more = |mode: &&str| {
                 let count = |commits: &BTreeMap<String, u64>| *commits.get(*mode).unwrap_or(&0);
                 count(&now) >= count(&before) + COMMITS
@@ -181,16 +240,13 @@ fn databases(scene: &Scene, kernel: &Kernel, node: &mut Node, random: &mut Rando
         node.restart()?;
     }
     wait_for_commits(&mut machine)?;
-    let committed = commits(&machine);
+    let committed = commits(&machine, &DATABASES);
     machine.kill()?;
 
     let task = Task {
         number: 3,
         parts: "mount sqlite_check",
-        seconds: 0,
-        seed: 0,
-        relay_port: 0,
-        images: "",
+        ..Task::default()
     };
     let mut machine = kernel.boot(scene, &task)?;
     wait_for(&mut machine, is_over)?;
@@ -217,16 +273,16 @@ fn databases(scene: &Scene, kernel: &Kernel, node: &mut Node, random: &mut Rando
     Ok(())
 }
 
-/// The last commit of each database that its machine was told to be durable.
-fn commits(machine: &Daemon) -> BTreeMap<String, u64> {
+/// The last commit of each of these that the guest was told to be durable.
+fn commits(machine: &Daemon, of: &[&str]) -> BTreeMap<String, u64> {
     let mut last = BTreeMap::new();
     for line in machine.printed() {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        if let ["guest:", "committed", mode, number] = words[..]
-            && DATABASES.contains(&mode)
+        if let ["guest:", "committed", name, number] = words[..]
+            && of.contains(&name)
             && let Ok(number) = number.parse()
         {
-            last.insert(mode.to_owned(), number);
+            last.insert(name.to_owned(), number);
         }
     }
     last

@@ -77,8 +77,12 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     node.verify().map(|_| ())
 }
 
-/// In the clone is what was durable before it was taken, and nothing that was written later.
-fn check_found(found: &[GuestFile], expected: &[GuestFile], written: usize) -> Result<()> {
+/// In a copy of an image is what was durable before it was taken, and nothing that was written later.
+pub(crate) fn check_found(
+    found: &[GuestFile],
+    expected: &[GuestFile],
+    written: usize,
+) -> Result<()> {
     ensure!(
         !expected.is_empty(),
         "{written} files were written: too many while the clone was taken"
@@ -112,10 +116,8 @@ fn check_images(scene: &Scene, original: &[GuestFile], clone: &[GuestFile]) -> R
     let task = Task {
         number: 1,
         parts: "mount images",
-        seconds: 0,
-        seed: 0,
-        relay_port: 0,
         images: &images.join(" "),
+        ..Task::default()
     };
     let mut machine: Daemon = Kernel::prepare(&scene.root)?.boot(scene, &task)?;
     wait_for(&mut machine, is_over)?;

@@ -106,7 +106,7 @@ fn one_round(
 }
 
 /// Of the files that were durable before a moment those that weren't removed before another.
-pub(super) fn surely_there<'a>(before: &'a [GuestFile], after: &[GuestFile]) -> &'a [GuestFile] {
+pub(crate) fn surely_there<'a>(before: &'a [GuestFile], after: &[GuestFile]) -> &'a [GuestFile] {
     // One that is being written isn't announced yet, but one is removed for it.
     let removed = (after.len() + 1).saturating_sub(FILES_KEPT);
     before.get(removed..).unwrap_or_default()
@@ -116,7 +116,7 @@ fn uri(export: &str, image: &str) -> String {
     format!("nfs://127.0.0.1/{export}/{image}")
 }
 
-pub(super) fn put(scene: &Scene, from: &str, image: &str) -> Result<()> {
+pub(crate) fn put(scene: &Scene, from: &str, image: &str) -> Result<()> {
     let uri = uri(FILESYSTEM, image);
     scene.tool(
         "qemu-img",

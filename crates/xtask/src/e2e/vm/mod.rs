@@ -13,6 +13,9 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
+pub(crate) use clone::check_found;
+pub(crate) use export::{put, surely_there};
+
 use super::guest::wait_for;
 use super::scene::Scene;
 use crate::daemon::Daemon;
@@ -20,7 +23,7 @@ use crate::daemon::Daemon;
 /// Of the files of a round so many of the last are compared; the guest removes older ones.
 const FILES_COMPARED: usize = 8;
 const SYNCED: &str = "guest: synced ";
-const FOUND: &str = "guest: found ";
+pub(crate) const FOUND: &str = "guest: found ";
 const UP: &str = "guest: up";
 
 pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
@@ -37,20 +40,24 @@ fn clear(scene: &Scene) -> Result<()> {
 }
 
 /// Name and hash of a file.
-type GuestFile = (String, String);
+pub(crate) type GuestFile = (String, String);
 
 /// The files that the guest has made durable so far.
-fn synced(machine: &Daemon) -> Vec<GuestFile> {
+pub(crate) fn synced(machine: &Daemon) -> Vec<GuestFile> {
     said(machine, SYNCED)
 }
 
 fn said(machine: &Daemon, what: &str) -> Vec<GuestFile> {
-    let file = |line: &String| {
-        let (name, hash) = line.split_once(what)?.1.trim().split_once(' ')?;
-        // The last line may not be complete yet.
-        (hash.len() == 64).then(|| (name.to_owned(), hash.to_owned()))
-    };
-    machine.printed().iter().filter_map(file).collect()
+    let printed = machine.printed();
+    let files = printed.iter().filter_map(|line| file_in(line, what));
+    files.collect()
+}
+
+/// The file that a guest's line is about, if it is one of these.
+pub(crate) fn file_in(line: &str, what: &str) -> Option<GuestFile> {
+    let (name, hash) = line.split_once(what)?.1.trim().split_once(' ')?;
+    // The last line may not be complete yet.
+    (hash.len() == 64).then(|| (name.to_owned(), hash.to_owned()))
 }
 
 /// Waits until the guest has made so many files durable.
