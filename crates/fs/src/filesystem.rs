@@ -429,7 +429,9 @@ impl<P: Platform> Inner<P> {
     /// Loads again what is in memory, if the store has lost commits since.
     pub(crate) async fn refresh(&self) -> Result<(), Tried> {
         self.check_there()?;
-        self.reload().await.map(drop)
+        self.reload().await?;
+        // What it has loaded may be a rollback that nobody here had heard of.
+        self.check_there().map_err(Tried::from)
     }
 
     /// The same for who works while nobody is let in. True if some were lost.

@@ -157,11 +157,27 @@ impl<P: Platform> Inner<P> {
         if let Some(found) = self.objects.get(file) {
             return Ok(Some(found));
         }
+        let rolled = self.rolled.get();
         let mut view = View::new(&self.tree, u32::MAX);
         let inode = self.look_at_put(&mut view, file).await;
         // Also if it failed: what it failed for was seen.
         self.store().wait(view.ticket()).await?;
-        let inode = inode?;
+        self.remember(file, inode?, rolled)
+    }
+
+    /// Takes into memory what was seen of a file since `rolled` was so many.
+    pub(crate) fn remember(
+        &self,
+        file: FileId,
+        inode: Inode,
+        rolled: u64,
+    ) -> Result<Option<Rc<Object>>, Tried> {
+        // A rollback asks for no file's lock. What was there before it must not be in memory behind it: writes would go by a
+        // stamp that is over, and be lost.
+        self.check_there()?;
+        if self.rolled.get() != rolled {
+            return Err(Tried::Again);
+        }
         let Some(content) = inode.object() else {
             return Ok(None);
         };
@@ -446,10 +462,10 @@ impl<P: Platform> Inner<P> {
             true => self.locks.own(&[file.number()]).await,
             false => vec![self.locks.share(file.number()).await],
         };
+        let rolled = self.rolled.get();
         let Some(object) = self.object(file).await? else {
             return Ok(None);
         };
-        let rolled = self.rolled.get();
         let before = self.visible(&object)?;
         require_read(caller, &before)?;
         let rest = before.size_bytes.saturating_sub(offset_bytes);

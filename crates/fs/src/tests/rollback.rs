@@ -5,6 +5,7 @@ use flagstone_platform::Platform;
 use flagstone_sim::{Fault, Injection, IoKind, Latency, WriteErrorLeaves};
 
 use super::*;
+use crate::change::Tried;
 use crate::error::FileError;
 use crate::files::SnapshotNumber;
 use crate::filesystem::Rolling;
@@ -122,6 +123,39 @@ fn who_looks_while_a_whole_rollback_passes_sees_what_was_before_or_behind_it() {
         });
         assert_eq!(looked.await, Ok((10, 10)));
         assert_eq!(times.get(), 2);
+    });
+}
+
+/// Writes would go by it and be lost.
+#[test]
+fn what_was_seen_of_a_large_file_before_a_rollback_is_not_in_memory_behind_it() {
+    run(async |stage| {
+        let file = stage.make("file").await;
+        stage.write(file, 1, 200_000).await;
+        stage.fs.take_snapshot("then").await.expect("takes one");
+        stage.write(file, 2, 300_000).await;
+        let inner = stage.inner();
+        let seen = async || {
+            let seen = inner.look(SnapshotNumber::LIVE, async |view| {
+                inner.look_at_put(view, file).await
+            });
+            (seen.await.expect("is there"), inner.rolled.get())
+        };
+        let (inode, rolled) = seen().await;
+        stage.roll_back("then").await;
+        let late = inner.remember(file, inode, rolled);
+        assert_eq!(late.err(), Some(Tried::Again));
+        // In time it is.
+        let (inode, rolled) = seen().await;
+        let remembered = inner.remember(file, inode, rolled).expect("is there");
+        assert!(remembered.is_some());
+        let (by, node) = (Caller::default(), Node::live(file));
+        let data = IoBuf::copy_of(&[7; 4096]);
+        let written = stage.fs.write(&by, node, 400_000, data, Stability::Stable);
+        written.await.expect("writes");
+        inner.objects.forget(file);
+        let found = stage.fs.attributes(node).await.expect("is there");
+        assert_eq!(found.size_bytes, 404_096);
     });
 }
 
