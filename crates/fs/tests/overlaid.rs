@@ -158,6 +158,7 @@ fn a_flipped_bit_ends_nothing_but_the_check() {
     let (mut unopened, mut told, mut clean) = (0, 0, 0);
     for seed in 1..=3 {
         let disk = crashed(seed);
+        let undamaged = whole(look_over(&disk).0);
         let world = World::new(seed);
         let mut rng = world.workload_rng();
         for _ in 0..60 {
@@ -167,7 +168,10 @@ fn a_flipped_bit_ends_nothing_but_the_check() {
             match look_over(&damaged).0 {
                 Err(_) => unopened += 1,
                 Ok(Err(_)) => told += 1,
-                Ok(Ok(reports)) if reports.iter().all(|r| r.problems.is_empty()) => clean += 1,
+                Ok(Ok(reports)) if reports.iter().all(|r| r.problems.is_empty()) => {
+                    clean += 1;
+                    assert_eq!(whole(Ok(Ok(reports))), undamaged, "nothing is left out");
+                }
                 Ok(Ok(_)) => told += 1,
             }
             assert_eq!(changes(&damaged), before);
@@ -175,6 +179,5 @@ fn a_flipped_bit_ends_nothing_but_the_check() {
         let _ = world.crash();
     }
     let found = (unopened, told, clean);
-    assert!(told > 10, "{found:?}");
-    assert_eq!(unopened + told + clean, 180);
+    assert!(told > 10 && clean > 10, "{found:?}");
 }
