@@ -140,7 +140,7 @@ impl UringStream {
             socket.set_nodelay(true)?;
             // A kernel without it does what it did.
             let _ = sys::limit_unsent(&socket, UNSENT_MAX_BYTES);
-            if address.ip().to_canonical().is_loopback() {
+            if needs_no_pace(&address) {
                 send_unpaced(&socket);
             }
             // From here on whoever drops this ends the attempt.
@@ -541,7 +541,7 @@ impl UringListener {
                 // A kernel without it does what it did.
                 let _ = sys::limit_unsent(&stream, UNSENT_MAX_BYTES);
                 let peer = stream.peer_addr()?;
-                if peer.ip().to_canonical().is_loopback() {
+                if needs_no_pace(&peer) {
                     send_unpaced(&stream);
                 }
                 Ok(UringStream::new(
@@ -556,6 +556,12 @@ impl UringListener {
             }
         }
     }
+}
+
+/// Whether the other end is surely within the machine. The rule for others is the system's: whoever runs it has chosen it for
+/// their networks.
+fn needs_no_pace(peer: &SocketAddr) -> bool {
+    peer.ip().to_canonical().is_loopback()
 }
 
 /// Has a connection within the machine sent without timers. Many systems have BBR as their rule for all connections, which paces what is
@@ -693,6 +699,22 @@ mod tests {
         place.skip(&bufs, 5);
         assert_eq!(place, Place { buf: 5, sent: 0 });
         place.skip(&bufs, 0);
+    }
+
+    #[test]
+    fn only_connections_within_the_machine_have_another_rule() {
+        for (peer, is_within) in [
+            ("127.0.0.1:1", true),
+            ("127.8.0.1:1", true),
+            ("[::1]:1", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("10.0.0.1:1", false),
+            ("[::ffff:10.0.0.1]:1", false),
+            ("[fe80::1]:1", false),
+        ] {
+            let address: SocketAddr = peer.parse().expect(peer);
+            assert_eq!(needs_no_pace(&address), is_within, "{peer}");
+        }
     }
 
     #[test]
