@@ -325,9 +325,8 @@ fn check_all(stage: &Stage, table: &Table, count: usize) -> Result<()> {
     let took = began.elapsed().as_secs_f64();
     let items = found.get("items").and_then(Value::as_array);
     let items = items.context("`fs check` lists nothing")?;
-    // One more for what they are stored in.
     ensure!(
-        items.len() >= count,
+        items.len() == count,
         "`fs check` has looked at {} filesystems of {count}",
         items.len()
     );

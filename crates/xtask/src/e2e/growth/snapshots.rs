@@ -55,7 +55,8 @@ fn snapshot_name(round: usize) -> String {
 
 /// What a block holds that was written so many times.
 fn content(place: usize, generation: u64) -> Vec<u8> {
-    let stamp = (place as u64) << 32 | generation;
+    // None is zeros, as a hole is.
+    let stamp = (place as u64 + 1) << 32 | generation;
     let words = (0..BLOCK_BYTES as u64 / 8).map(|word| stamp.wrapping_mul(word * 2 + 1));
     words.flat_map(u64::to_le_bytes).collect()
 }
@@ -620,6 +621,7 @@ mod tests {
     fn no_two_blocks_are_alike() {
         assert_ne!(content(1, 0), content(0, 1));
         assert_ne!(content(5, 1), content(5, 2));
+        assert_ne!(content(0, 0), [0; BLOCK_BYTES]);
         assert_eq!(content(5, 1).len(), BLOCK_BYTES);
     }
 }
