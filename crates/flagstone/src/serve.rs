@@ -375,6 +375,7 @@ async fn create_demo_files(node: &dyn Node, dir: &Path) -> anyhow::Result<()> {
         quota_files: None,
         promote_bytes: None,
         zeros_to_holes: false,
+        one_device: None,
         owner_uid: owner.uid(),
         owner_gid: owner.gid(),
         slo: Default::default(),

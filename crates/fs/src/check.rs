@@ -374,7 +374,11 @@ impl<P: Platform> Inner<P> {
             } else if !named.contains(&dvol) {
                 report.problem(format!("no file has the dvol {dvol}"));
             }
-            for layer in self.engine.layers(dvol) {
+            let layers = self
+                .places
+                .find(dvol)
+                .map(|(place, _)| self.places.at(place).layers(dvol));
+            for layer in layers.unwrap_or_default() {
                 let number = snapshot_of(&layer.name);
                 if number.is_none_or(|number| number == 0 || number >= state.superblock.live) {
                     report.problem(format!(

@@ -160,10 +160,12 @@ impl<P: Platform> Inner<P> {
                 SnapshotNumber::LIVE => self.dvol(object.dvol),
                 at => self.dvol_at(object.dvol, at.0),
             };
-            let found = found.ok_or(Tried::Again)?;
+            let found = found.ok_or_else(|| self.not_there())?;
+            // A copy lies beside its source, or it would share nothing.
+            let engine = self.places.at(found.place);
             let new = self.new_dvol(making.dvol);
-            let said = self.said_first(NOBODY, inode).encode();
-            let clone = self.engine.clone_with(found.handle, new, said).await;
+            let said = self.said_first(NOBODY, inode, found.place).encode();
+            let clone = engine.clone_with(found.handle, new, said).await;
             // What it had for itself is in a layer now.
             self.recount(object.dvol);
             clone.map_err(of_dvol)?;
@@ -197,9 +199,8 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(Copied::Bytes(bytes));
         }
-        let said = self.said_first(NOBODY, inode).encode();
-        let new = self.new_dvol(making.dvol);
-        let made = self.engine.create_with(new, said).await.map_err(of_dvol)?;
+        let made = self.make_dvol(making, NOBODY, inode).await?;
+        let made = made.ok_or(FileError::NoSpace)?;
         self.copy_content(view, source.file, inode, made).await?;
         Ok(Copied::Dvol {
             size_bytes,
@@ -259,7 +260,8 @@ impl<P: Platform> Inner<P> {
                 let found = self.dvol(making.dvol).ok_or(Tried::Again)?;
                 // Before its inode can be seen.
                 let said = Said { file, ..found.said };
-                let set = self.engine.set_attributes(found.handle, said.encode());
+                let engine = self.places.at(found.place);
+                let set = engine.set_attributes(found.handle, said.encode());
                 set.await.map_err(of_dvol)?;
                 inode = Inner::<P>::with_object(&inode, making.dvol);
                 inode.attributes.size_bytes = *size_bytes;

@@ -2,9 +2,11 @@
 
 use flagstone_platform::Platform;
 
+use flagstone_types::DeviceId;
+
 use crate::attributes::Timestamp;
 use crate::error::FileError;
-use crate::files::FilesystemId;
+use crate::files::{FilesystemId, Node};
 use crate::filesystem::Filesystem;
 use crate::settings::Settings;
 use crate::system::FilesystemInfo;
@@ -22,6 +24,9 @@ pub struct Description {
     pub settings: Settings,
     /// Bytes that they take, with what only snapshots need.
     pub used_bytes: u64,
+    /// Of that, what large files take on each device that has some, in the order of the devices; and with what all else takes on
+    /// the first, which has the tree.
+    pub devices: Vec<(DeviceId, u64)>,
     /// Files and directories.
     pub files: u64,
     /// Snapshots.
@@ -41,6 +46,7 @@ impl Description {
             created: Timestamp::from_ns(0),
             settings: Settings::default(),
             used_bytes: 0,
+            devices: Vec::new(),
             files: 0,
             snapshots: 0,
             rolling_back_to: None,
@@ -62,6 +68,7 @@ impl<P: Platform> Filesystem<P> {
             self.inner.platform.spawn(counting);
         }
         let (used_bytes, settings) = (self.inner.used_bytes(), self.settings());
+        let devices = self.inner.bytes_by_device();
         // Names are looked through for that alone: there may be thousands.
         let rolling = self.rolling_back_to().and_then(|to| {
             let mut all = self.snapshots().into_iter();
@@ -73,11 +80,19 @@ impl<P: Platform> Filesystem<P> {
             created: state.superblock.created,
             settings,
             used_bytes,
+            devices,
             files: state.usage.files.max(0).cast_unsigned(),
             snapshots: state.snapshots.len() as u64,
             rolling_back_to: rolling,
-            problem: self.inner.trouble.borrow().said(),
+            problem: (self.inner.trouble.borrow().said()).or_else(|| self.inner.places.trouble()),
         })
+    }
+
+    /// Which of the journals that these filesystems lie on has a large file's content, in the order in which they were given:
+    /// of one that is in use. Zero, the first, of whatever else.
+    pub fn place_of(&self, node: Node) -> usize {
+        let found = self.inner.objects.get(node.file);
+        found.map_or(0, |object| object.place.index())
     }
 
     /// Counts again what large files take, if the background has given back some of it since.

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use flagstone_btree::{Tree, decode_counters};
-use flagstone_device::engine::Engine;
 use flagstone_pagestore::{Store, StoreError, Ticket};
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Share, Signal};
@@ -22,6 +21,7 @@ use crate::inode::{Content, Inode, ObjectContent};
 use crate::key::Keys;
 use crate::locks::Locks;
 use crate::object::Objects;
+use crate::places::Places;
 use crate::reaper::Turns;
 use crate::rollback::Trouble;
 use crate::snapshots::Versions;
@@ -67,7 +67,7 @@ impl<P: Platform> Filesystem<P> {
 /// See the module's page.
 pub(crate) struct Inner<P: Platform> {
     pub(crate) platform: P,
-    pub(crate) engine: Engine<P>,
+    pub(crate) places: Rc<Places<P>>,
     pub(crate) tree: Tree<P>,
     pub(crate) extents: Extents,
     pub(crate) keys: Keys,
@@ -103,6 +103,8 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) to_cut: RefCell<Turns<FileId>>,
     pub(crate) trouble: RefCell<Trouble>,
     pub(crate) taken: RefCell<Taken>,
+    /// One at a time counts all dvols again.
+    pub(crate) counting: Budget,
     /// Bytes of blocks that files had before they became dvols, and that are still to be given back.
     pub(crate) giving_back: RefCell<BTreeMap<FileId, u64>>,
     /// How often everything has gone back to a snapshot, or begun to.
@@ -160,7 +162,7 @@ impl<P: Platform> Inner<P> {
     /// Opens a filesystem that is there.
     pub(crate) async fn open(
         platform: P,
-        engine: Engine<P>,
+        places: Rc<Places<P>>,
         tree: Tree<P>,
         extents: Extents,
         id: FilesystemId,
@@ -171,7 +173,7 @@ impl<P: Platform> Inner<P> {
         let expiry = Expiry::new(platform.now().0);
         let inner = Rc::new(Inner {
             platform,
-            engine,
+            places,
             tree,
             extents,
             keys,
@@ -195,6 +197,7 @@ impl<P: Platform> Inner<P> {
             to_cut: RefCell::default(),
             trouble: RefCell::default(),
             taken: RefCell::default(),
+            counting: Budget::new(1),
             giving_back: RefCell::default(),
             rolled: Cell::new(0),
             promote_from_ns: Cell::new(0),
@@ -648,6 +651,7 @@ impl<P: Platform> Inner<P> {
         };
         // What its dvol has said so far is in it; what it says from now on is of this one.
         let stamp = object.stamp.checked_add(1).ok_or(FileError::NoSpace)?;
+        self.flush_elsewhere(object.dvol).await?;
         let mut put = inode.clone();
         *content_mut(&mut put) = Content::Object(ObjectContent { stamp, ..object });
         put.attributes.used_bytes = 0;

@@ -1,12 +1,15 @@
 //! Keys of the tree. `docs/formats/filesystem.md` has them all. Numbers are big-endian, so that keys sort by
 //! them.
 
+use flagstone_types::DeviceId;
+
 use crate::files::{FileId, FilesystemId};
 
 const SYSTEM: u8 = 0;
 const NAME: u8 = 1;
 const FILESYSTEM: u8 = 2;
 const DELETED: u8 = 3;
+const PLACE: u8 = 4;
 
 /// Of a filesystem: what comes behind its number.
 const SUPERBLOCK: u8 = 0;
@@ -60,6 +63,24 @@ pub(crate) fn all_deleted() -> (Vec<u8>, Vec<u8>) {
 pub(crate) fn of_deleted(key: &[u8]) -> Option<FilesystemId> {
     let number = key.strip_prefix(&[DELETED])?.try_into().ok()?;
     Some(FilesystemId(u64::from_be_bytes(number)))
+}
+
+/// That dvols of files may lie on a device which isn't the tree's.
+pub(crate) fn place(device: DeviceId) -> Vec<u8> {
+    let mut key = vec![PLACE];
+    key.extend(device.0.to_be_bytes());
+    key
+}
+
+/// All of those: from, to.
+pub(crate) fn places() -> (Vec<u8>, Vec<u8>) {
+    (vec![PLACE], vec![PLACE + 1])
+}
+
+/// Takes such a key apart.
+pub(crate) fn of_place(key: &[u8]) -> Option<DeviceId> {
+    let id = key.strip_prefix(&[PLACE])?.try_into().ok()?;
+    Some(DeviceId(u128::from_be_bytes(id)))
 }
 
 /// Everything of one filesystem. A cheap value.

@@ -34,6 +34,7 @@ mod operations;
 mod pace;
 mod paths;
 mod permissions;
+mod places;
 mod promote;
 mod reaper;
 mod removal;

@@ -17,8 +17,11 @@ use crate::codec::{Decoder, Encoder};
 use crate::files::{FileId, FilesystemId};
 use crate::inode::{Body, Inode, ObjectContent};
 use crate::permissions::mode_cleared;
+use crate::places::Place;
 
+/// Of a dvol on the journal that has the tree, and on another one.
 const VERSION: u8 = 1;
+const VERSION_ELSEWHERE: u8 = 2;
 /// Somebody else than root has written: set-user and set-group are gone.
 const CLEARED: u8 = 1;
 /// Files in memory, at most, but for those that are being used.
@@ -39,13 +42,18 @@ pub(crate) struct Said {
     pub(crate) size_bytes: u64,
     /// When the content was last changed, and with it the file: nanoseconds since 1970.
     pub(crate) time_ns: u64,
+    /// Of a dvol on another journal than the tree: what that is marked by. Zero if it is on the same.
+    pub(crate) home: u64,
 }
 
 impl Said {
     pub(crate) fn encode(&self) -> DvolAttributes {
         let mut out = Encoder::default();
         out.u8(ATTRIBUTE_KIND_FILE);
-        out.u8(VERSION);
+        out.u8(match self.home {
+            0 => VERSION,
+            _ => VERSION_ELSEWHERE,
+        });
         out.u8(u8::from(self.is_cleared) * CLEARED);
         out.u8(0);
         out.u32(self.stamp);
@@ -55,6 +63,7 @@ impl Said {
         out.u32(0);
         out.u64(self.size_bytes);
         out.u64(self.time_ns);
+        out.u64(self.home);
         let mut all = [0; _];
         let len = out.0.len();
         let all_of: &mut DvolAttributes = &mut all;
@@ -64,7 +73,8 @@ impl Said {
 
     pub(crate) fn decode(attributes: &DvolAttributes) -> Option<Said> {
         let mut value = Decoder(attributes);
-        if (value.u8()?, value.u8()?) != (ATTRIBUTE_KIND_FILE, VERSION) {
+        let (kind, version) = (value.u8()?, value.u8()?);
+        if kind != ATTRIBUTE_KIND_FILE {
             return None;
         }
         let (flags, zero) = (value.u8()?, value.u8()?);
@@ -79,9 +89,14 @@ impl Said {
             is_cleared: flags & CLEARED != 0,
             size_bytes: value.u64()?,
             time_ns: value.u64()?,
+            home: value.u64()?,
         };
-        let rest = u64::from(zero) | u64::from(more_zero) | value.u64()?;
-        let fits = flags & !CLEARED == 0 && rest == 0 && value.end().is_some();
+        let is_version = match said.home {
+            0 => version == VERSION,
+            _ => version == VERSION_ELSEWHERE,
+        };
+        let rest = u32::from(zero) | more_zero;
+        let fits = is_version && flags & !CLEARED == 0 && rest == 0 && value.end().is_some();
         fits.then_some(said)
     }
 
@@ -137,6 +152,8 @@ impl Reader {
 /// A large file that is being used.
 pub(crate) struct Object {
     pub(crate) file: FileId,
+    /// Where its dvol is.
+    pub(crate) place: Place,
     pub(crate) handle: Handle,
     pub(crate) content: ObjectContent,
     /// As it was put.
@@ -188,7 +205,7 @@ fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 impl Object {
     pub(crate) fn new(
         file: FileId,
-        handle: Handle,
+        (place, handle): (Place, Handle),
         content: ObjectContent,
         inode: Inode,
         issued: Attributes,
@@ -197,6 +214,7 @@ impl Object {
     ) -> Object {
         Object {
             file,
+            place,
             handle,
             content,
             inode,
@@ -297,6 +315,7 @@ mod tests {
         fn what_is_encoded_is_decoded(
             numbers in any::<(u64, u64, u64)>(),
             more in any::<(u32, u32, bool, u64, u64)>(),
+            home in prop_oneof![Just(0), any::<u64>()],
             at in 0usize..64,
         ) {
             let said = Said {
@@ -307,6 +326,7 @@ mod tests {
                 is_cleared: more.2,
                 size_bytes: more.3,
                 time_ns: more.4,
+                home,
             };
             let mut bytes = said.encode();
             prop_assert_eq!(Said::decode(&bytes), Some(said));

@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Batch, Change as DvolChange, DvolError, Handle, LayerInfo, Pieces, Stability as DvolStability,
+    Batch, Change as DvolChange, DvolError, Engine, Handle, LayerInfo, Pieces,
+    Stability as DvolStability,
 };
 use flagstone_platform::buf::BUFFER_ALIGN;
 use flagstone_platform::{IoBuf, Platform};
@@ -24,8 +25,9 @@ use crate::error::FileError;
 use crate::files::{Caller, FileId, FileRead, Stability, Written};
 use crate::filesystem::{ATTEMPTS_MAX, Inner, decoded};
 use crate::inode::{Content, Inode, ObjectContent};
-use crate::object::{Object, Said, dvol_name, layer_name, snapshot_of};
+use crate::object::{Object, Said, layer_name, snapshot_of};
 use crate::permissions::{mode_after_write, require_read, require_write, stamp};
+use crate::places::Place;
 use crate::view::View;
 use crate::zeros;
 
@@ -78,6 +80,7 @@ enum Part {
 
 /// What a look at the dvol of a file found.
 pub(crate) struct FoundDvol {
+    pub(crate) place: Place,
     pub(crate) handle: Handle,
     pub(crate) said: Said,
     pub(crate) mapped_bytes: u64,
@@ -86,8 +89,9 @@ pub(crate) struct FoundDvol {
 impl<P: Platform> Inner<P> {
     /// A file's dvol, as it is now.
     pub(crate) fn dvol(&self, dvol: DvolId) -> Option<FoundDvol> {
-        let info = self.engine.brief(&dvol_name(dvol))?;
+        let (place, info) = self.places.find(dvol)?;
         Some(FoundDvol {
+            place,
             handle: info.handle,
             said: Said::decode(&info.attributes)?,
             mapped_bytes: info.mapped_bytes,
@@ -95,17 +99,53 @@ impl<P: Platform> Inner<P> {
     }
 
     /// The layer that has what a dvol was at a snapshot, if one does; otherwise the dvol still has it.
-    pub(crate) fn layer_at(&self, dvol: DvolId, snapshot: u32) -> Option<LayerInfo> {
+    pub(crate) fn layer_at(&self, dvol: DvolId, snapshot: u32) -> Option<(Place, LayerInfo)> {
         // Their names have their order.
-        self.engine.layer_from(dvol, &layer_name(snapshot))
+        self.places.layer_from(dvol, &layer_name(snapshot))
+    }
+
+    /// Why a dvol that an inode names isn't there.
+    pub(crate) fn not_there(&self) -> Tried {
+        match self.places.are_all_here() {
+            // The inode isn't any more either, or soon won't be.
+            true => Tried::Again,
+            false => Tried::For(FileError::Device),
+        }
+    }
+
+    /// The engine that has the dvol of a file.
+    pub(crate) fn engine_of(&self, object: &Object) -> &Engine<P> {
+        self.places.at(object.place)
+    }
+
+    /// Before an inode is put with what its dvol says: makes that durable, if the dvol is on another device. On the same one what is
+    /// committed later is durable later.
+    pub(crate) async fn flush_elsewhere(&self, dvol: DvolId) -> Result<(), Tried> {
+        match self.places.find(dvol) {
+            Some((place, _)) if place != Place::HOME => {
+                self.places.at(place).flush().await.map_err(of_dvol)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for everything on other devices.
+    pub(crate) async fn flush_all_elsewhere(&self) -> Result<(), Tried> {
+        for (place, engine) in self.places.all() {
+            if place != Place::HOME {
+                engine.flush().await.map_err(of_dvol)?;
+            }
+        }
+        Ok(())
     }
 
     /// What a dvol was at a snapshot.
     pub(crate) fn dvol_at(&self, dvol: DvolId, snapshot: u32) -> Option<FoundDvol> {
-        let Some(info) = self.layer_at(dvol, snapshot) else {
+        let Some((place, info)) = self.layer_at(dvol, snapshot) else {
             return self.dvol(dvol);
         };
         Some(FoundDvol {
+            place,
             handle: info.handle,
             said: Said::decode(&info.attributes)?,
             mapped_bytes: info.mapped_bytes,
@@ -122,8 +162,7 @@ impl<P: Platform> Inner<P> {
         let Some(object) = inode.object() else {
             return Ok(());
         };
-        // Not there: the inode isn't any more either, or soon won't be.
-        let found = found(object.dvol).ok_or(Tried::Again)?;
+        let found = found(object.dvol).ok_or_else(|| self.not_there())?;
         if (found.said.filesystem, found.said.file) != (self.keys.0, file) {
             error!(dvol = %object.dvol, "the dvol of a file says that it is another one's");
             return Err(FileError::Corrupt.into());
@@ -181,14 +220,14 @@ impl<P: Platform> Inner<P> {
         let Some(content) = inode.object() else {
             return Ok(None);
         };
-        let found = self.dvol(content.dvol).ok_or(Tried::Again)?;
+        let found = self.dvol(content.dvol).ok_or_else(|| self.not_there())?;
         let mut now = inode.clone();
         self.complete(file, &mut now, |dvol| self.dvol(dvol))?;
-        let frozen = self.engine.last_layer(content.dvol);
+        let frozen = self.places.at(found.place).last_layer(content.dvol);
         let frozen = frozen.and_then(|info| snapshot_of(&info.name));
         let object = Rc::new(Object::new(
             file,
-            found.handle,
+            (found.place, found.handle),
             content,
             inode,
             now.attributes,
@@ -208,7 +247,7 @@ impl<P: Platform> Inner<P> {
 
     /// The file as everybody sees it.
     pub(crate) fn visible(&self, object: &Object) -> Result<Attributes, Tried> {
-        let engine = &self.engine;
+        let engine = self.engine_of(object);
         let attributes = engine.attributes_of(object.handle).map_err(of_dvol)?;
         let said = decoded(Said::decode(&attributes), "what a file's dvol says")?;
         let mut inode = object.inode.clone();
@@ -229,8 +268,9 @@ impl<P: Platform> Inner<P> {
     async fn freeze(&self, object: &Object, snapshot: u32) -> Result<(), Tried> {
         let name = layer_name(snapshot);
         // It may be there: then a crash came before the write that it was for.
-        if self.engine.layer(object.handle.id, &name).is_none() {
-            let taken = self.engine.snapshot(&[(object.handle, name)]).await;
+        let engine = self.engine_of(object);
+        if engine.layer(object.handle.id, &name).is_none() {
+            let taken = engine.snapshot(&[(object.handle, name)]).await;
             taken.map_err(of_dvol)?;
         }
         object.frozen.set(snapshot);
@@ -249,6 +289,7 @@ impl<P: Platform> Inner<P> {
             is_cleared: object.is_cleared.get(),
             size_bytes: issued.size_bytes,
             time_ns: issued.changed.to_ns(),
+            home: self.places.mark_at(object.place),
         }
     }
 
@@ -330,10 +371,17 @@ impl<P: Platform> Inner<P> {
             true => zeros::next(offset_bytes + from as u64, &data[from..]),
             false => (data.len() - from, false),
         };
+        let parts = std::iter::successors(Some((0, part_at(0))), |(from, (len, _))| {
+            let next = from + len;
+            (next < data.len()).then(|| (next, part_at(next)))
+        });
         // Nothing is taken by a hole.
-        if part_at(0) != (data.len(), true) {
-            self.check_room_for(object, &whole).await?;
-        }
+        let kept = parts.filter(|(_, (_, is_zeros))| !is_zeros);
+        let kept = kept.map(|(from, (len, _))| {
+            let start = offset_bytes + from as u64;
+            start..start + len as u64
+        });
+        self.check_room_for(object, kept).await?;
         let _writing = object.begin_write(whole);
         let mut changes: Option<Changes> = None;
         let mut from = 0;
@@ -395,7 +443,7 @@ impl<P: Platform> Inner<P> {
             changed.set(Some((before, after)));
             self.said(object).encode()
         };
-        let engine = &self.engine;
+        let engine = self.engine_of(object);
         let was_cleared = object.is_cleared.get();
         let (handle, stability) = (object.handle, of(stability));
         let written = match part {
@@ -475,7 +523,8 @@ impl<P: Platform> Inner<P> {
         let pieces = match len {
             0 => Pieces::new(),
             len => {
-                let read = self.engine.read_through(object.handle, offset_bytes, len);
+                let engine = self.engine_of(&object);
+                let read = engine.read_through(object.handle, offset_bytes, len);
                 read.await.map_err(of_dvol)?
             }
         };
@@ -505,9 +554,11 @@ impl<P: Platform> Inner<P> {
         if range.is_empty() {
             return Ok(Pieces::new());
         }
-        let found = self.dvol_at(dvol, snapshot).ok_or(Tried::Again)?;
+        let found = self.dvol_at(dvol, snapshot);
+        let found = found.ok_or_else(|| self.not_there())?;
         let len = range.end - range.start;
-        let read = self.engine.read_through(found.handle, range.start, len);
+        let engine = self.places.at(found.place);
+        let read = engine.read_through(found.handle, range.start, len);
         let pieces = read.await;
         let pieces = pieces.map_err(of_dvol)?;
         // Otherwise it was written meanwhile, and kept before that: what was read may be new.
@@ -545,7 +596,7 @@ impl<P: Platform> Inner<P> {
             return Ok(None);
         };
         require_write(caller, &self.visible(&object)?)?;
-        self.engine.flush().await.map_err(of_dvol)?;
+        self.engine_of(&object).flush().await.map_err(of_dvol)?;
         // Only then, as the client must see another one if anything was lost.
         let verifier = self.store().verifier();
         let attributes = self.visible(&object)?;
@@ -565,7 +616,7 @@ impl<P: Platform> Inner<P> {
         if let Some(snapshot) = self.to_freeze(object) {
             self.freeze(object, snapshot).await?;
         }
-        let engine = &self.engine;
+        let engine = self.engine_of(object);
         let handle = object.handle;
         let size_bytes = object.issued.get().size_bytes;
         let mut said = engine.attributes_of(handle).map_err(of_dvol)?;

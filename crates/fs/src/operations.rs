@@ -642,6 +642,8 @@ impl<P: Platform> Files for Filesystem<P> {
                 match inner.look_at(view, entry.node.file).await {
                     Ok(inode) => entry.attributes = Some(inode.attributes),
                     Err(Tried::For(FileError::Stale)) => {}
+                    // Whoever asks for this one is told; the others are there all the same.
+                    Err(Tried::For(FileError::Device)) if !inner.places.are_all_here() => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -659,7 +661,8 @@ impl<P: Platform> Files for Filesystem<P> {
         let (usage, quota, quota_files) = inner.counted().await?;
         inner.recount_if_old().await;
         let used = inner.used_bytes();
-        let (capacity, free) = inner.store().space();
+        let is_one = inner.with_state(|state| state.superblock.one_device);
+        let (capacity, free) = inner.places.space(is_one);
         let (total_bytes, free_bytes) = match quota {
             0 => (capacity, free),
             quota => (quota, free.min(quota.saturating_sub(used))),

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use flagstone_device::engine::{CreateDvol, DvolError, Piece, Stability as DvolStability};
+use flagstone_device::engine::{CreateDvol, DvolError, Handle, Piece, Stability as DvolStability};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::DvolId;
 use tracing::warn;
@@ -18,6 +18,7 @@ use crate::key;
 use crate::object::{Said, dvol_name};
 use crate::objects::{OBJECT_MAX_BYTES, aligned, of_dvol};
 use crate::permissions::require_write;
+use crate::places::Place;
 use crate::view::View;
 
 /// Blocks of a file looked for at once.
@@ -64,9 +65,54 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// Makes the dvol that was set aside, empty, where there is room for it. `None`: there are too many dvols. Durable when this
+    /// returns.
+    pub(crate) async fn make_dvol(
+        &self,
+        making: &Making<P>,
+        file: FileId,
+        inode: &Inode,
+    ) -> Result<Option<(Place, Handle)>, Tried> {
+        let mut refused = DvolError::TooMany;
+        let places = match self.with_state(|state| state.superblock.one_device) {
+            true => vec![Place::HOME],
+            false => self.places.for_new(|| self.platform.random_u64()),
+        };
+        for place in places {
+            self.note_place(place).await?;
+            let said = self.said_first(file, inode, place);
+            let new = self.new_dvol(making.dvol);
+            let made = self.places.at(place).create_with(new, said.encode()).await;
+            match made {
+                Ok(handle) => return Ok(Some((place, handle))),
+                Err(error @ (DvolError::TooMany | DvolError::NoSpace)) => refused = error,
+                Err(error) => return Err(of_dvol(error)),
+            }
+        }
+        match refused {
+            DvolError::TooMany => Ok(None),
+            error => Err(of_dvol(error)),
+        }
+    }
+
+    /// Before anything of a file is on another device than the tree: that says so from then on.
+    async fn note_place(&self, place: Place) -> Result<(), Tried> {
+        if self.places.is_noted(place) {
+            return Ok(());
+        }
+        let device = self.places.at(place).superblock().device_id;
+        let mut tx = self.tree.begin();
+        tx.put(&key::place(device), &[])?;
+        let committed = tx.commit().await?;
+        self.store().wait(committed.ticket).await?;
+        self.places.note(device);
+        Ok(())
+    }
+
     /// What the dvol of a file says that nobody has written to since its inode was put.
-    pub(crate) fn said_first(&self, file: FileId, inode: &Inode) -> Said {
+    pub(crate) fn said_first(&self, file: FileId, inode: &Inode, place: Place) -> Said {
         Said {
+            home: self.places.mark_at(place),
             filesystem: self.keys.0,
             file,
             stamp: 0,
@@ -160,18 +206,13 @@ impl<P: Platform> Inner<P> {
             return Ok(());
         }
         let mut making = self.begin_making();
-        let said = self.said_first(file, &inode);
-        let new = self.new_dvol(making.dvol);
-        let made = match self.engine.create_with(new, said.encode()).await {
-            Err(DvolError::TooMany) => {
-                let now = self.platform.now().0;
-                self.promote_from_ns.set(now + PAUSE_NS);
-                warn!(
-                    "there are too many dvols on this journal for a large file to become one; it stays in blocks"
-                );
-                return Ok(());
-            }
-            made => made.map_err(of_dvol)?,
+        let Some(made) = self.make_dvol(&making, file, &inode).await? else {
+            let now = self.platform.now().0;
+            self.promote_from_ns.set(now + PAUSE_NS);
+            warn!(
+                "there are too many dvols on this journal for a large file to become one; it stays in blocks"
+            );
+            return Ok(());
         };
         let mut view = View::new(&self.tree, u32::MAX);
         self.copy_content(&mut view, file, &inode, made).await?;
@@ -252,23 +293,24 @@ impl<P: Platform> Inner<P> {
         view: &mut View<P>,
         file: FileId,
         inode: &Inode,
-        to: flagstone_device::engine::Handle,
+        (place, to): (Place, Handle),
     ) -> Result<(), Tried> {
+        let engine = self.places.at(place);
         let content = inode.content().ok_or(FileError::Invalid)?;
         let size_bytes = inode.attributes.size_bytes;
         if let Content::Inline(bytes) = content {
             if bytes.iter().any(|&byte| byte != 0) {
                 let data = IoBuf::copy_of(bytes);
-                let write = self.engine.write(to, 0, data, DvolStability::Unstable);
+                let write = engine.write(to, 0, data, DvolStability::Unstable);
                 write.await.map_err(of_dvol)?;
             }
-            return self.engine.flush().await.map_err(of_dvol);
+            return engine.flush().await.map_err(of_dvol);
         }
         let (mut from, end) = self.keys.blocks(file, 0);
         loop {
             let blocks = view.scan(&from, &end, BATCH).await?;
             let Some((last, _)) = blocks.last() else {
-                return self.engine.flush().await.map_err(of_dvol);
+                return engine.flush().await.map_err(of_dvol);
             };
             from = [last.as_slice(), &[255; 5]].concat();
             for (key, value) in blocks {
@@ -286,7 +328,7 @@ impl<P: Platform> Inner<P> {
                         Piece::Data(data) => {
                             let len = data.len() as u64;
                             let data = aligned(data.into_buf());
-                            let write = self.engine.write(to, at, data, DvolStability::Unstable);
+                            let write = engine.write(to, at, data, DvolStability::Unstable);
                             write.await.map_err(of_dvol)?;
                             at += len;
                         }

@@ -133,7 +133,10 @@ impl<P: Platform> All<P> {
         // No check of everything is under way meanwhile.
         let _turn = self.turn.take(1).await;
         let mut failed = None;
-        for id in self.deleted_ones(DELETED).await? {
+        let waiting = self.waiting.borrow().len();
+        let mut deleted = self.deleted_ones(DELETED + waiting).await?;
+        deleted.retain(|id| !self.waiting.borrow().contains(id));
+        for id in deleted.into_iter().take(DELETED) {
             match self.clear_some_of(id).await {
                 Ok(()) => return Ok(true),
                 Err(Tried::For(FileError::Stopping)) => return Err(FileError::Stopping.into()),
@@ -145,15 +148,15 @@ impl<P: Platform> All<P> {
 
     async fn clear_some_of(&self, id: FilesystemId) -> Result<(), Tried> {
         let mut dvols = Vec::new();
-        self.visit_files(|handle, said| {
+        self.visit_files(|place, handle, said| {
             if said.filesystem == id {
-                dvols.push(handle);
+                dvols.push((place, handle));
             }
             dvols.len() < DVOLS
         })
         .await;
-        for dvol in &dvols {
-            match self.engine.delete(*dvol, true).await {
+        for (place, dvol) in &dvols {
+            match self.places.at(*place).delete(*dvol, true).await {
                 Ok(()) | Err(DvolError::NotFound) => {}
                 Err(error) => return Err(of_dvol(error)),
             }
@@ -173,7 +176,10 @@ impl<P: Platform> All<P> {
             }
         }
         self.tree.store().wait(last).await?;
-        if is_done {
+        if is_done && !self.places.are_all_here() {
+            // What it has on a device that is not here is given back when that is.
+            self.waiting.borrow_mut().insert(id);
+        } else if is_done {
             let mut tx = self.tree.begin();
             tx.delete(&key::deleted(id))?;
             let committed = tx.commit().await?;

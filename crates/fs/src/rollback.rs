@@ -178,7 +178,7 @@ impl<P: Platform> Inner<P> {
                 let mut inode = decoded(Inode::decode(parts.file, value), "an inode")?;
                 if let Some(object) = inode.object() {
                     // Which is to become what the snapshot has.
-                    self.dvol(object.dvol).ok_or(Tried::Again)?;
+                    self.dvol(object.dvol).ok_or_else(|| self.not_there())?;
                     self.complete(parts.file, &mut inode, |dvol| self.dvol_at(dvol, to))?;
                 }
             }
@@ -623,13 +623,14 @@ impl<P: Platform> Inner<P> {
 
     /// Rolls a dvol back to what a snapshot has. Returns the highest stamp that it has had.
     async fn restore_dvol(&self, dvol: DvolId, to: u32) -> Result<u32, Tried> {
-        let live = self.dvol(dvol).ok_or(Tried::Again)?;
+        let live = self.dvol(dvol).ok_or_else(|| self.not_there())?;
         let kept = self.dvol_at(dvol, to).ok_or(Tried::Again)?;
+        let engine = self.places.at(live.place);
         if kept.handle == live.handle {
             return Ok(live.said.stamp);
         }
         let newest = self.with_state(|state| state.numbers_of_snapshots.last().copied());
-        let frozen = self.engine.last_layer(dvol);
+        let frozen = engine.last_layer(dvol);
         let frozen = frozen.and_then(|info| snapshot_of(&info.name));
         if let Some(newest) = newest
             && live.said.since <= newest
@@ -637,10 +638,9 @@ impl<P: Platform> Inner<P> {
         {
             // A later snapshot has what is there now.
             let dvols = [(live.handle, layer_name(newest))];
-            let taken = self.engine.snapshot(&dvols);
+            let taken = engine.snapshot(&dvols);
             taken.await.map_err(of_dvol)?;
         }
-        let engine = &self.engine;
         engine
             .roll_back(live.handle, kept.handle)
             .await

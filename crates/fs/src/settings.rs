@@ -79,6 +79,9 @@ pub struct Settings {
     /// Zeros that are written to a file which is a dvol make holes of whole blocks of 4 KiB, and take no space: a write of zeros and
     /// nothing else, and stretches of 64 KiB of zeros in a longer one.
     pub zeros_to_holes: bool,
+    /// New files that become dvols lie on the device that has the tree. Otherwise on all that there are, in proportion to
+    /// what is free.
+    pub one_device: bool,
     /// What the layer above keeps here.
     pub opaque: Opaque,
 }
@@ -90,6 +93,7 @@ impl Default for Settings {
             quota_files: 0,
             promote_bytes: PROMOTE_BYTES,
             zeros_to_holes: false,
+            one_device: false,
             opaque: Opaque::default(),
         }
     }

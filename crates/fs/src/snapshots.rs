@@ -83,6 +83,8 @@ impl<P: Platform> Filesystem<P> {
             if state.snapshots.iter().any(is_there) {
                 return Err(FileError::Exists.into());
             }
+            // What was answered before is in it, also what nobody has asked to be made durable.
+            inner.flush_all_elsewhere().await?;
             let number = state.superblock.live;
             if state.snapshots.len() >= SNAPSHOTS_MAX || number >= u32::MAX - 1 {
                 return Err(FileError::NoSpace.into());

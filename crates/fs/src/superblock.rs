@@ -15,6 +15,8 @@ const VERSION_OPAQUE: u8 = 3;
 const VERSION_FLAGS: u8 = 4;
 /// Zeros that are written make holes.
 const ZEROS_TO_HOLES: u8 = 1;
+/// New large files lie on the device that has the tree.
+const ONE_DEVICE: u8 = 2;
 /// The topmost directory's number.
 pub(crate) const ROOT: u64 = 1;
 /// The longest name of a filesystem or a snapshot, in bytes.
@@ -35,6 +37,8 @@ pub(crate) struct Superblock {
     pub(crate) promote_bytes: u64,
     /// Zeros that are written to files which are dvols make holes.
     pub(crate) zeros_to_holes: bool,
+    /// New files that become dvols lie on the tree's device.
+    pub(crate) one_device: bool,
     /// Key of the checksums in handles.
     pub(crate) secret: [u8; 16],
     pub(crate) created: Timestamp,
@@ -51,6 +55,7 @@ impl Superblock {
             quota_files: self.quota_files,
             promote_bytes: self.promote_bytes,
             zeros_to_holes: self.zeros_to_holes,
+            one_device: self.one_device,
             opaque: self.opaque,
         }
     }
@@ -62,18 +67,24 @@ impl Superblock {
             quota_files,
             promote_bytes,
             zeros_to_holes,
+            one_device,
             opaque,
         } = settings;
         self.quota_bytes = quota_bytes;
         self.quota_files = quota_files;
         self.promote_bytes = promote_bytes;
         self.zeros_to_holes = zeros_to_holes;
+        self.one_device = one_device;
         self.opaque = opaque;
+    }
+
+    fn flags(&self) -> u8 {
+        u8::from(self.zeros_to_holes) * ZEROS_TO_HOLES + u8::from(self.one_device) * ONE_DEVICE
     }
 
     fn version(&self) -> u8 {
         match (self.opaque.is_empty(), self.quota_files) {
-            _ if self.zeros_to_holes => VERSION_FLAGS,
+            _ if self.flags() != 0 => VERSION_FLAGS,
             (false, _) => VERSION_OPAQUE,
             (true, 0) => VERSION,
             (true, _) => VERSION_BOUNDED,
@@ -93,7 +104,7 @@ impl Superblock {
         out.0.extend(self.secret);
         out.time(self.created);
         if version >= VERSION_FLAGS {
-            out.u8(u8::from(self.zeros_to_holes) * ZEROS_TO_HOLES);
+            out.u8(self.flags());
         }
         if version >= VERSION_OPAQUE {
             let opaque = self.opaque.bytes();
@@ -110,7 +121,7 @@ impl Superblock {
         if !(VERSION..=VERSION_FLAGS).contains(&version) {
             return None;
         }
-        let superblock = Superblock {
+        let mut superblock = Superblock {
             live: value.u32()?,
             next_number: value.u64()?,
             quota_bytes: value.u64()?,
@@ -121,20 +132,24 @@ impl Superblock {
             promote_bytes: value.u64()?,
             secret: value.take()?,
             created: value.time()?,
-            zeros_to_holes: match version {
-                // The only flag there is, and it is why there are flags.
-                VERSION_FLAGS => (value.u8()? == ZEROS_TO_HOLES).then_some(true)?,
-                _ => false,
-            },
-            opaque: match version {
-                VERSION_OPAQUE | VERSION_FLAGS => {
-                    let len = value.u8()?;
-                    Opaque::of(value.take_len(len.into())?)?
-                }
-                _ => Opaque::default(),
-            },
-            name: value.rest().to_vec(),
+            zeros_to_holes: false,
+            one_device: false,
+            opaque: Opaque::default(),
+            name: Vec::new(),
         };
+        if version >= VERSION_FLAGS {
+            let flags = value.u8()?;
+            superblock.zeros_to_holes = flags & ZEROS_TO_HOLES != 0;
+            superblock.one_device = flags & ONE_DEVICE != 0;
+            if superblock.flags() != flags {
+                return None;
+            }
+        }
+        if version >= VERSION_OPAQUE {
+            let len = value.u8()?;
+            superblock.opaque = Opaque::of(value.take_len(len.into())?)?;
+        }
+        superblock.name = value.rest().to_vec();
         let fits = superblock.version() == version
             && superblock.live > 0
             && superblock.live < u32::MAX
@@ -229,6 +244,7 @@ mod tests {
             quota_files: 0,
             promote_bytes: 5,
             zeros_to_holes: false,
+            one_device: false,
             secret: [1; 16],
             created: Timestamp::from_ns(6),
             opaque: none,
@@ -245,18 +261,23 @@ mod tests {
             assert_eq!((bytes[0], bytes.len()), (version, len));
             assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
         }
-        superblock.zeros_to_holes = true;
-        for (quota_files, opaque, len) in [(0, none, 72), (8, some, 75)] {
+        for (zeros_to_holes, one_device, quota_files, opaque, len) in [
+            (true, false, 0, none, 72),
+            (false, true, 8, some, 75),
+            (true, true, 0, some, 75),
+        ] {
             (superblock.quota_files, superblock.opaque) = (quota_files, opaque);
+            (superblock.zeros_to_holes, superblock.one_device) = (zeros_to_holes, one_device);
             let mut bytes = superblock.encode();
-            assert_eq!((bytes[0], bytes[65], bytes.len()), (4, 1, len));
+            let expected = u8::from(zeros_to_holes) + 2 * u8::from(one_device);
+            assert_eq!((bytes[0], bytes[65], bytes.len()), (4, expected, len));
             assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
-            for flags in [0, 2, 3] {
+            for flags in [0, 4, 5, 0x80] {
                 bytes[65] = flags;
                 assert_eq!(Superblock::decode(&bytes), None, "no such flags: {flags}");
             }
         }
-        superblock.zeros_to_holes = false;
+        (superblock.zeros_to_holes, superblock.one_device) = (false, false);
         superblock.quota_files = 8;
         superblock.opaque = none;
         let bounded = superblock.encode();

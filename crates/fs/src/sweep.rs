@@ -4,13 +4,13 @@
 //! for the snapshots from the one before it on, up to its own: without any that have the file it goes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use flagstone_device::engine::{
     Attributes, Batch, Change as DvolChange, Handle, Stability as DvolStability,
 };
-use flagstone_pagestore::DvolRole;
 use flagstone_platform::Platform;
-use flagstone_types::DvolId;
+use flagstone_types::{BLOCK_SIZE, DeviceId, DvolId};
 use tracing::error;
 
 use crate::change::{Tried, versions};
@@ -19,8 +19,9 @@ use crate::files::{FileId, FilesystemId, SnapshotNumber};
 use crate::filesystem::{Inner, decoded, final_error};
 use crate::inode::Inode;
 use crate::key;
-use crate::object::{NAME_PREFIX, Object, Said, dvol_name, snapshot_of};
+use crate::object::{NAME_PREFIX, Object, Said, snapshot_of};
 use crate::objects::of_dvol;
+use crate::places::Place;
 use crate::system::All;
 
 /// When others were in the way.
@@ -36,6 +37,7 @@ const COUNTED_EVERY_NS: u64 = 1_000_000_000;
 /// Bytes that a dvol has beside what it shares.
 #[derive(Clone, Copy, Default)]
 struct Own {
+    place: Place,
     /// In layers of its own.
     below: u64,
     /// Above those: all that a write changes.
@@ -47,7 +49,8 @@ struct Own {
 #[derive(Default)]
 pub(crate) struct Taken {
     dvols: BTreeMap<DvolId, Own>,
-    total: u64,
+    /// Of each place.
+    totals: BTreeMap<Place, u64>,
     /// Of the engine when all were counted, and when that was.
     layers_gone: u64,
     counted_ns: Option<u64>,
@@ -62,8 +65,12 @@ impl Taken {
             None => self.dvols.remove(&dvol),
             Some(own) => self.dvols.insert(dvol, own),
         };
-        let (old, new) = (old.unwrap_or_default(), own.unwrap_or_default());
-        self.total = self.total - (old.below + old.head) + new.below + new.head;
+        if let Some(old) = old {
+            *self.totals.entry(old.place).or_default() -= old.below + old.head;
+        }
+        if let Some(new) = own {
+            *self.totals.entry(new.place).or_default() += new.below + new.head;
+        }
     }
 
     /// False if nothing is known of the dvol yet.
@@ -71,13 +78,18 @@ impl Taken {
         let Some(own) = self.dvols.get_mut(&dvol) else {
             return false;
         };
-        self.total = self.total - own.head + head;
+        let total = self.totals.entry(own.place).or_default();
+        *total = *total - own.head + head;
         own.head = head;
         true
     }
 
     pub(crate) fn total(&self) -> u64 {
-        self.total
+        self.totals.values().sum()
+    }
+
+    pub(crate) fn total_at(&self, place: Place) -> u64 {
+        self.totals.get(&place).copied().unwrap_or(0)
     }
 }
 
@@ -116,27 +128,28 @@ impl<P: Platform> Inner<P> {
     /// All dvols that say they have a file of this filesystem.
     /// Others have their turn meanwhile.
     pub(crate) async fn own_dvols(&self) -> Vec<(DvolId, Option<Said>)> {
-        let (mut own, mut last) = (Vec::new(), String::new());
-        loop {
-            let behind = std::mem::take(&mut last);
-            let visit = |name: &str, handle: Handle, attributes: &Attributes| {
-                name.clone_into(&mut last);
-                if DvolRole::of(attributes) != Some(DvolRole::File) {
-                    return;
+        let mut own = Vec::new();
+        for (place, engine) in self.places.all() {
+            let mut last = String::new();
+            loop {
+                let behind = std::mem::take(&mut last);
+                let visit = |name: &str, handle: Handle, attributes: &Attributes| {
+                    name.clone_into(&mut last);
+                    let Some(said) = self.places.said_at(place, attributes) else {
+                        return;
+                    };
+                    if said.is_none_or(|said| said.filesystem == self.keys.0) {
+                        own.push((handle.id, said));
+                    }
+                };
+                let count = engine.visit_dvols_behind(&behind, VISITED_AT_ONCE, visit);
+                if count < VISITED_AT_ONCE {
+                    break;
                 }
-                let said = Said::decode(attributes);
-                if said.is_none_or(|said| said.filesystem == self.keys.0) {
-                    own.push((handle.id, said));
-                }
-            };
-            let count = self
-                .engine
-                .visit_dvols_behind(&behind, VISITED_AT_ONCE, visit);
-            if count < VISITED_AT_ONCE {
-                return own;
+                self.platform.yield_now().await;
             }
-            self.platform.yield_now().await;
         }
+        own
     }
 
     /// Counts again what a dvol takes with its layers.
@@ -151,11 +164,12 @@ impl<P: Platform> Inner<P> {
     }
 
     fn own_of(&self, dvol: DvolId) -> Option<Own> {
-        let handle = self.engine.brief(&dvol_name(dvol))?.handle;
-        let head = self.engine.head_bytes_of(handle).ok()?;
-        let all = self.engine.own_bytes_of(handle).ok()?;
+        let (place, brief) = self.places.find(dvol)?;
+        let (engine, handle) = (self.places.at(place), brief.handle);
+        let head = engine.head_bytes_of(handle).ok()?;
+        let all = engine.own_bytes_of(handle).ok()?;
         let below = all.saturating_sub(head);
-        Some(Own { below, head })
+        Some(Own { place, below, head })
     }
 
     pub(crate) fn bytes_of(&self, dvol: DvolId) -> u64 {
@@ -164,7 +178,7 @@ impl<P: Platform> Inner<P> {
 
     /// Counts again what the dvol of an object takes that was changed above its layers.
     pub(crate) fn recount_object(&self, object: &Object) {
-        let Ok(head) = self.engine.head_bytes_of(object.handle) else {
+        let Ok(head) = self.engine_of(object).head_bytes_of(object.handle) else {
             return;
         };
         let dvol = object.handle.id;
@@ -176,7 +190,7 @@ impl<P: Platform> Inner<P> {
 
     /// Whether there are dvols, and layers were taken out since all were counted, and that is a while ago.
     pub(crate) fn is_count_old(&self) -> bool {
-        let layers_gone = self.engine.layers_gone();
+        let layers_gone = self.places.layers_gone();
         let taken = self.taken.borrow();
         let next_ns = taken.counted_ns.map_or(0, |ns| ns + COUNTED_EVERY_NS);
         let is_old = taken.layers_gone != layers_gone && self.platform.now().0 >= next_ns;
@@ -186,24 +200,27 @@ impl<P: Platform> Inner<P> {
     /// Counts all dvols again if layers were taken out since, but not all the time.
     pub(crate) async fn recount_if_old(&self) {
         if self.is_count_old() {
-            self.recount_all().await;
+            // Who comes meanwhile waits for what it comes to: by the old count there may be no room.
+            let _turn = self.counting.take(1).await;
+            if self.is_count_old() {
+                self.recount_all().await;
+            }
         }
     }
 
     /// Counts all dvols again: what the background has freed is seen then.
     pub(crate) async fn recount_all(&self) {
-        let dvols: Vec<DvolId> = {
-            let mut taken = self.taken.borrow_mut();
-            taken.layers_gone = self.engine.layers_gone();
-            taken.counted_ns = Some(self.platform.now().0);
-            taken.dvols.keys().copied().collect()
-        };
+        let layers_gone = self.places.layers_gone();
+        let dvols: Vec<DvolId> = self.taken.borrow().dvols.keys().copied().collect();
         for some in dvols.chunks(AT_ONCE) {
             some.iter().for_each(|dvol| self.recount(*dvol));
             if some.len() == AT_ONCE {
                 self.platform.yield_now().await;
             }
         }
+        let mut taken = self.taken.borrow_mut();
+        taken.layers_gone = layers_gone;
+        taken.counted_ns = Some(self.platform.now().0);
     }
 
     /// What is counted in the tree, and what dvols take; what is in both counts once.
@@ -214,33 +231,55 @@ impl<P: Platform> Inner<P> {
         blocks + self.taken.borrow().total()
     }
 
-    /// Whether a write to an object stays within the quota.
+    /// The same by devices: what isn't in dvols is on the first. Of the others those that have something.
+    pub(crate) fn bytes_by_device(&self) -> Vec<(DeviceId, u64)> {
+        let all = self.used_bytes();
+        let taken = self.taken.borrow();
+        let elsewhere = self.places.all().skip(1);
+        let elsewhere = elsewhere.map(|(place, _)| (place, taken.total_at(place)));
+        let elsewhere: Vec<_> = elsewhere.filter(|(_, bytes)| *bytes > 0).collect();
+        let there: u64 = elsewhere.iter().map(|(_, bytes)| bytes).sum();
+        let home = (Place::HOME, all.saturating_sub(there));
+        let each = std::iter::once(home).chain(elsewhere);
+        each.map(|(place, bytes)| (self.places.device_at(place), bytes))
+            .collect()
+    }
+
+    /// Whether a write of these ranges to an object stays within the quota.
     pub(crate) async fn check_room_for(
         &self,
         object: &Object,
-        range: &std::ops::Range<u64>,
+        ranges: impl Iterator<Item = Range<u64>> + Clone,
     ) -> Result<(), Tried> {
         let quota = self.with_state(|state| state.superblock.quota_bytes);
-        let whole = range.start / 4096 * 4096..range.end.next_multiple_of(4096);
-        let is_room = || self.used_bytes().saturating_add(whole.end - whole.start) <= quota;
+        let whole = |range: Range<u64>| {
+            range.start / BLOCK_SIZE * BLOCK_SIZE..range.end.next_multiple_of(BLOCK_SIZE)
+        };
+        let is_room = || {
+            let each = ranges.clone().map(whole);
+            let most: u64 = each.map(|range| range.end - range.start).sum();
+            self.used_bytes().saturating_add(most) <= quota
+        };
         if quota == 0 || is_room() {
             return Ok(());
         }
         self.recount_if_old().await;
         // What the dvol has for itself takes no more when it is overwritten. What it shares with a snapshot or a
         // copy does: that stays, too.
-        let mut at = whole.start;
         let mut more = 0;
-        while at < whole.end {
-            let runs = self
-                .engine
-                .own_allocation(object.handle, at, whole.end - at, 64);
-            for run in runs.await.map_err(of_dvol)? {
-                at += run.len_bytes;
-                more += match run.allocated {
-                    true => 0,
-                    false => run.len_bytes,
-                };
+        for range in ranges.clone().map(whole) {
+            let mut at = range.start;
+            while at < range.end {
+                let runs =
+                    self.engine_of(object)
+                        .own_allocation(object.handle, at, range.end - at, 64);
+                for run in runs.await.map_err(of_dvol)? {
+                    at += run.len_bytes;
+                    more += match run.allocated {
+                        true => 0,
+                        false => run.len_bytes,
+                    };
+                }
             }
         }
         match more > 0 && self.used_bytes().saturating_add(more) > quota {
@@ -327,7 +366,7 @@ impl<P: Platform> Inner<P> {
 
     async fn sweep_dvol(&self, dvol: DvolId, is_live: bool, users: &[u32]) -> Result<bool, Tried> {
         let found = self.dvol(dvol).ok_or(Tried::Again)?;
-        let engine = &self.engine;
+        let engine = self.places.at(found.place);
         if !is_live && users.is_empty() {
             engine.delete(found.handle, true).await.map_err(of_dvol)?;
             return Ok(true);
@@ -400,7 +439,7 @@ impl<P: Platform> All<P> {
     pub(crate) async fn dvols_of_unopened(&self, id: FilesystemId) -> Vec<DvolId> {
         if self.unopened.borrow().is_none() {
             let mut found: BTreeMap<FilesystemId, Vec<DvolId>> = BTreeMap::new();
-            self.visit_files(|handle, said| {
+            self.visit_files(|_, handle, said| {
                 found.entry(said.filesystem).or_default().push(handle.id);
                 true
             })
@@ -413,28 +452,32 @@ impl<P: Platform> All<P> {
     }
 
     /// Shows the dvols of files of all filesystems, as long as more are wanted. Others have their turn meanwhile.
-    pub(crate) async fn visit_files(&self, mut visit: impl FnMut(Handle, Said) -> bool) {
-        let mut last = NAME_PREFIX.to_owned();
-        loop {
-            let mut is_over = false;
-            let behind = std::mem::take(&mut last);
-            let engine = &self.engine;
-            let count =
-                engine.visit_dvols_behind(&behind, VISITED_AT_ONCE, |name, handle, attributes| {
+    pub(crate) async fn visit_files(&self, mut visit: impl FnMut(Place, Handle, Said) -> bool) {
+        let mut is_enough = false;
+        for (place, engine) in self.places.all() {
+            let mut last = NAME_PREFIX.to_owned();
+            loop {
+                let mut is_over = false;
+                let behind = std::mem::take(&mut last);
+                let see = |name: &str, handle: Handle, attributes: &Attributes| {
                     name.clone_into(&mut last);
                     is_over |= !name.starts_with(NAME_PREFIX);
-                    let is_file = DvolRole::of(attributes) == Some(DvolRole::File);
                     if !is_over
-                        && is_file
-                        && let Some(said) = Said::decode(attributes)
+                        && !is_enough
+                        && let Some(Some(said)) = self.places.said_at(place, attributes)
                     {
-                        is_over = !visit(handle, said);
+                        is_enough = !visit(place, handle, said);
                     }
-                });
-            if is_over || count < VISITED_AT_ONCE {
-                return;
+                };
+                let count = engine.visit_dvols_behind(&behind, VISITED_AT_ONCE, see);
+                if is_enough {
+                    return;
+                }
+                if is_over || count < VISITED_AT_ONCE {
+                    break;
+                }
+                self.platform.yield_now().await;
             }
-            self.platform.yield_now().await;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! All filesystems of one journal: one store, one tree, and extents for the blocks of small files.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use flagstone_btree::{Tree, TreeError, TreeOptions};
@@ -12,6 +12,7 @@ use flagstone_pagestore::{
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_types::DvolId;
+use tracing::error;
 
 use crate::attributes::{Attributes, FileKind, Timestamp};
 use crate::change::Tried;
@@ -24,6 +25,7 @@ use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, ROOT_DIRECTORY, decoded
 use crate::inode::{Body, DirectoryPart, Inode};
 use crate::key::{self, Keys};
 use crate::names::COOKIE_FIRST;
+use crate::places::{Places, is_elsewheres};
 use crate::settings::Settings;
 use crate::superblock::{ROOT, Superblock, Usage, is_label};
 use crate::view::View;
@@ -80,7 +82,7 @@ impl<P: Platform> Clone for Filesystems<P> {
 
 pub(crate) struct All<P: Platform> {
     pub(crate) platform: P,
-    pub(crate) engine: Engine<P>,
+    pub(crate) places: Rc<Places<P>>,
     pub(crate) tree: Tree<P>,
     extents: Extents,
     pub(crate) open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
@@ -91,6 +93,8 @@ pub(crate) struct All<P: Platform> {
     /// There are deleted ones whose content is to be given back.
     pub(crate) deleted: Signal,
     pub(crate) stopping: Cell<bool>,
+    /// Deleted ones of which there may be something on a device that is not here, and nothing anywhere else.
+    pub(crate) waiting: RefCell<BTreeSet<FilesystemId>>,
     /// Somebody gives that back.
     pub(crate) is_clearing: Cell<bool>,
 }
@@ -108,12 +112,20 @@ pub(crate) fn failed(tried: impl Into<Tried>) -> FileError {
 }
 
 impl<P: Platform> Filesystems<P> {
-    /// Whether there is anything of filesystems on an engine's journal.
+    /// Whether there is anything of filesystems on an engine's journal, but for large files that another journal's name.
     pub fn are_on(engine: &Engine<P>) -> bool {
         let mut are_there = false;
         engine.visit_dvols(|_, attributes| {
-            are_there |= DvolRole::of(attributes).is_some_and(DvolRole::is_of_store);
+            are_there |= DvolRole::of(attributes).is_some_and(DvolRole::is_of_store)
+                && !is_elsewheres(attributes);
         });
+        are_there
+    }
+
+    /// Whether there are large files on it that filesystems of another journal name.
+    pub fn lie_on(engine: &Engine<P>) -> bool {
+        let mut are_there = false;
+        engine.visit_dvols(|_, attributes| are_there |= is_elsewheres(attributes));
         are_there
     }
 
@@ -121,6 +133,17 @@ impl<P: Platform> Filesystems<P> {
     pub async fn open(
         platform: P,
         engine: Engine<P>,
+        options: FilesystemOptions,
+    ) -> Result<Filesystems<P>, FileError> {
+        Filesystems::open_over(platform, engine, Vec::new(), options).await
+    }
+
+    /// The same, whose large files also lie on `others`: journals of other devices that nobody takes to another core as long as
+    /// these are open.
+    pub async fn open_over(
+        platform: P,
+        engine: Engine<P>,
+        others: Vec<Engine<P>>,
         options: FilesystemOptions,
     ) -> Result<Filesystems<P>, FileError> {
         let store = Store::open(platform.clone(), engine.clone(), options.store).await;
@@ -137,16 +160,20 @@ impl<P: Platform> Filesystems<P> {
             true => Tree::create(platform.clone(), store, TREE, SYSTEM, options.tree).await,
             false => Tree::open(platform.clone(), store, TREE, options.tree).await,
         };
+        let tree = tree.map_err(failed)?;
+        let places = Places::new(engine, others);
+        note_places(&tree, &places).await?;
         let inner = Rc::new(All {
             platform,
-            engine,
-            tree: tree.map_err(failed)?,
+            places: Rc::new(places),
+            tree,
             extents,
             open: RefCell::default(),
             unopened: RefCell::default(),
             turn: Budget::new(1),
             deleted: Signal::new(),
             stopping: Cell::new(false),
+            waiting: RefCell::default(),
             is_clearing: Cell::new(false),
         });
         Ok(Filesystems { inner })
@@ -240,6 +267,7 @@ impl<P: Platform> Filesystems<P> {
             quota_files,
             promote_bytes,
             zeros_to_holes,
+            one_device,
             opaque,
         } = settings;
         let superblock = Superblock {
@@ -249,6 +277,7 @@ impl<P: Platform> Filesystems<P> {
             quota_files,
             promote_bytes,
             zeros_to_holes,
+            one_device,
             secret,
             created: now,
             opaque,
@@ -317,7 +346,7 @@ impl<P: Platform> Filesystems<P> {
     async fn open_in_turn(&self, id: FilesystemId) -> Result<Filesystem<P>, FileError> {
         let All {
             platform,
-            engine,
+            places,
             tree,
             extents,
             open,
@@ -327,8 +356,8 @@ impl<P: Platform> Filesystems<P> {
             return Ok(found);
         }
         let dvols = self.inner.dvols_of_unopened(id).await;
-        let (platform, engine) = (platform.clone(), engine.clone());
-        let inner = Inner::open(platform, engine, tree.clone(), *extents, id, dvols.clone()).await;
+        let (platform, places) = (platform.clone(), places.clone());
+        let inner = Inner::open(platform, places, tree.clone(), *extents, id, dvols.clone()).await;
         let inner = match inner {
             Ok(inner) => inner,
             Err(error) => {
@@ -506,6 +535,25 @@ fn begin<P: Platform>(
     let (files, looks) = sum;
     progress.begin(files.saturating_add(looks));
     files
+}
+
+/// Reads on which devices files may lie, and says which of them are not here.
+async fn note_places<P: Platform>(tree: &Tree<P>, places: &Places<P>) -> Result<(), FileError> {
+    let mut view = View::new(tree, u32::MAX);
+    let (from, to) = key::places();
+    let found = view.scan_plain(&from, &to, usize::MAX).await;
+    let found = found.map_err(failed)?;
+    tree.store().wait(view.ticket()).await.map_err(failed)?;
+    for (key, _) in found {
+        let device = decoded(key::of_place(&key), "a note of a device").map_err(failed)?;
+        places.note(device);
+    }
+    for device in places.missing() {
+        error!(
+            "the device {device} has large files of filesystems and is not here: whoever uses one of those gets an error. Start the node with all its devices"
+        );
+    }
+    Ok(())
 }
 
 async fn make_extent<P: Platform>(

@@ -12,6 +12,7 @@ mod losses;
 mod memory;
 mod objects;
 mod overlaid;
+mod places;
 mod promises;
 mod quotas;
 mod removal;

@@ -58,6 +58,7 @@ fn settings_are_kept() {
             quota_files: 5,
             promote_bytes: 8 << 10,
             zeros_to_holes: true,
+            one_device: true,
             opaque: Opaque::of(b"of the layer above").expect("fits"),
         };
         let set = fs.change_settings(|them| *them = settings).await;

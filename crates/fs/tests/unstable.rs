@@ -149,9 +149,9 @@ fn number_of(page: &[u8], what: &str) -> u64 {
     first
 }
 
-async fn judge(platform: &SimPlatform, disk: &SimDisk, shared: &Shared, what: &str) {
-    let engine = open_engine(platform, disk).await;
-    let all = open_all(platform, &engine, 0).await;
+async fn judge(platform: &SimPlatform, disks: &[SimDisk], shared: &Shared, what: &str) {
+    let engines = open_engines(platform, disks).await;
+    let all = open_all_over(platform, &engines, 0, 32 << 10).await;
     for (info, report) in all.check().await.expect("can be looked at") {
         assert_eq!(report.problems, [""; 0], "{what}: {info:?}");
     }
@@ -185,36 +185,39 @@ async fn judge(platform: &SimPlatform, disk: &SimDisk, shared: &Shared, what: &s
         known.open.clear();
     }
     all.stop().await;
-    engine.stop().await.expect("stops");
+    stop_engines(&engines).await;
 }
 
-fn lives(seed: u64, promote_bytes: u64) -> Seen {
+/// Of a filesystem over so many disks.
+fn lives(disks: usize, seed: u64, promote_bytes: u64) -> Seen {
     let mut rng = Rng::new(seed);
-    let disk = SimDisk::new(config());
+    let disks: Vec<SimDisk> = (0..disks).map(|_| SimDisk::new(config())).collect();
     let first = World::new(seed);
-    let (platform, on) = (first.platform(0), disk.clone());
+    let (platform, on) = (first.platform(0), disks.clone());
     first.block_on(0, async move {
-        let (engine, all, fs) = begin_with(&platform, &on, promote_bytes).await;
+        let (engines, all, fs) = begin_over(&platform, &on, promote_bytes, 32 << 10).await;
         let root = Client::root(&fs);
         for who in 0..CLIENTS {
             let made = root.file(root.top(), format!("{who}")).await;
             made.expect("makes");
         }
         all.stop().await;
-        engine.stop().await.expect("stops");
+        stop_engines(&engines).await;
     });
     let _ = first.crash();
     let known = vec![Known::default(); CLIENTS];
     let shared: Shared = Rc::new((RefCell::new(known), Cell::default()));
     for life in 0..3 {
         let world = World::new(seed * 100 + life);
-        let (platform, on, all_of) = (world.platform(0), disk.clone(), shared.clone());
+        let (platform, on, all_of) = (world.platform(0), disks.clone(), shared.clone());
         let mut seeds = Rng::new(rng.next_u64());
         world.spawn(0, async move {
-            let engine = open_engine(&platform, &on).await;
-            let all = open_all(&platform, &engine, 50).await;
+            let engines = open_engines(&platform, &on).await;
+            let all = open_all_over(&platform, &engines, 50, 32 << 10).await;
             let fs = all.open_by_name(NAME).await.expect("is there");
-            on.set_faults(failing());
+            for disk in &on {
+                disk.set_faults(failing());
+            }
             for who in 0..CLIENTS {
                 let rng = Rng::new(seeds.next_u64());
                 platform.spawn(work(fs.clone(), who, all_of.clone(), rng));
@@ -222,10 +225,12 @@ fn lives(seed: u64, promote_bytes: u64) -> Seen {
         });
         world.run_for(5_000_000 + rng.below(40_000_000));
         let mut crash = world.crash();
-        disk.power_loss(&mut crash);
-        disk.set_faults(FaultConfig::default());
+        for disk in &disks {
+            disk.power_loss(&mut crash);
+            disk.set_faults(FaultConfig::default());
+        }
         let world = World::new(seed * 100 + life + 50);
-        let (platform, on, all_of) = (world.platform(0), disk.clone(), shared.clone());
+        let (platform, on, all_of) = (world.platform(0), disks.clone(), shared.clone());
         let what = format!("seed {seed}, life {life}");
         world.block_on(
             0,
@@ -236,10 +241,10 @@ fn lives(seed: u64, promote_bytes: u64) -> Seen {
     shared.1.get()
 }
 
-fn all_lives(seeds: std::ops::Range<u64>, promote_bytes: u64) -> Seen {
+fn all_lives(disks: usize, seeds: std::ops::Range<u64>, promote_bytes: u64) -> Seen {
     let mut sum = Seen::default();
     for seed in seeds {
-        let seen = lives(seed, promote_bytes);
+        let seen = lives(disks, seed, promote_bytes);
         sum.commits += seen.commits;
         sum.changed += seen.changed;
         sum.kept += seen.kept;
@@ -252,12 +257,18 @@ fn all_lives(seeds: std::ops::Range<u64>, promote_bytes: u64) -> Seen {
 
 #[test]
 fn failing_disks_keep_what_was_committed() {
-    let seen = all_lives(0..40, PROMOTE_BYTES);
+    let seen = all_lives(1, 0..40, PROMOTE_BYTES);
     assert!(seen.changed > 5, "{seen:?}");
 }
 
 #[test]
 fn failing_disks_keep_what_was_committed_of_large_files() {
-    all_lives(100..120, SMALL);
-    all_lives(200..220, 0);
+    all_lives(1, 100..120, SMALL);
+    all_lives(1, 200..220, 0);
+}
+
+#[test]
+fn failing_disks_keep_what_was_committed_of_files_on_two_devices() {
+    all_lives(2, 300..320, SMALL);
+    all_lives(2, 400..420, 0);
 }

@@ -169,6 +169,22 @@ fn zeros_find_room_in_a_full_quota() {
             .await
             .expect("fits");
         assert_eq!(fs.describe().used_bytes, 1 << 20);
+        // Of a long write only what isn't zeros takes room.
+        root.write(file, 0, &pattern(&[(512, 0)]))
+            .await
+            .expect("gives back");
+        root.write(file, 1 << 20, &pattern(&[(512, 0)]))
+            .await
+            .expect("gives back");
+        let mostly_zeros = pattern(&[(400, 0), (4, 1), (2000, 0), (96, 1)]);
+        root.write(file, 4 << 20, &mostly_zeros)
+            .await
+            .expect("fits");
+        assert_eq!(fs.describe().used_bytes, (512 + 100) << 10);
+        let refused = root
+            .write(file, 8 << 20, &pattern(&[(416, 1), (400, 0)]))
+            .await;
+        assert_eq!(refused.map(drop), Err(FileError::Quota));
     });
 }
 

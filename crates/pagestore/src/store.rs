@@ -177,7 +177,7 @@ impl<P: Platform> Store<P> {
             .any(|info| is_extent(&info.attributes));
         let (slots, mut header, id) = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
-        let group_max = GroupMax::of_device(engine.space().capacity_bytes);
+        let group_max = GroupMax::of_device(engine.capacity_bytes());
         let log = log::open(&engine, options.log_bytes, group_max).await?;
         if log.is_some() {
             header = header::note_log(&engine, header).await?;
@@ -251,16 +251,6 @@ impl<P: Platform> Store<P> {
             log_used_bytes,
             ..self.inner.counters.get()
         }
-    }
-
-    /// Bytes that the device has for data, and that are free.
-    pub fn space(&self) -> (u64, u64) {
-        let space = self.inner.engine.space();
-        let taken = space.used_bytes + space.kept_bytes;
-        (
-            space.capacity_bytes,
-            space.capacity_bytes.saturating_sub(taken),
-        )
     }
 
     /// The extents here.

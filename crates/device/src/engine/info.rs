@@ -8,7 +8,6 @@ use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
 
 use super::admin::Attributes;
 use super::error::DvolError;
-use super::segments::NO_SLOT;
 use super::{Engine, Inner};
 use crate::cache::Part;
 use crate::format::catalogue::{CatalogueRecord, FLAG_READ_ONLY, RecordKind};
@@ -470,23 +469,31 @@ impl<P: Platform> Engine<P> {
         Some(layer_info(&state, slot, found))
     }
 
+    /// Bytes that can be handed out at all on the device.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_blocks * BLOCK_SIZE
+    }
+
+    /// Bytes that are open to be used and that nothing is kept or promised for. Takes the same time however many dvols there are.
+    pub fn free_bytes(&self) -> u64 {
+        let inner = &self.inner;
+        let open = inner.open_blocks();
+        let kept = inner.kept_blocks();
+        open.saturating_sub(kept) * BLOCK_SIZE
+    }
+
     /// How space is used.
     pub fn space(&self) -> SpaceInfo {
         let inner = &self.inner;
         let state = inner.state.borrow();
         let journal = inner.journal.borrow();
-        let reserved = state.promised(NO_SLOT).blocks();
         SpaceInfo {
-            capacity_bytes: inner.capacity_blocks * BLOCK_SIZE,
+            capacity_bytes: self.capacity_bytes(),
             used_bytes: state.pool.used_blocks() * BLOCK_SIZE,
             owned_segments: state.pool.segments().count() as u64,
-            open_bytes: (state.pool.open_blocks()
-                + state.pool.unloaded_free_blocks()
-                + inner.not_owned_yet())
-                * BLOCK_SIZE,
+            open_bytes: inner.open_blocks() * BLOCK_SIZE,
             unowned_bytes: inner.shared.free_blocks() * BLOCK_SIZE,
-            kept_bytes: (inner.checkpoint_reserve() + inner.overwrite_reserve() + reserved)
-                * BLOCK_SIZE,
+            kept_bytes: inner.kept_blocks() * BLOCK_SIZE,
             ring_used_bytes: u64::from(journal.used_blocks()) * BLOCK_SIZE,
             ring_bytes: u64::from(journal.ring_blocks()) * BLOCK_SIZE,
             map_memory_bytes: state.map_stats.loaded_bytes() as u64,

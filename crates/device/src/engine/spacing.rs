@@ -109,6 +109,13 @@ impl<P: Platform> Inner<P> {
         (self.capacity_blocks / 64).clamp(OVERWRITE_PART_BLOCKS * 4, 16384)
     }
 
+    /// Blocks that are open and not to be handed out to whoever asks: kept for checkpoints and for overwrites of dvols with a
+    /// reservation, and promised to dvols.
+    pub(super) fn kept_blocks(&self) -> u64 {
+        let promised = self.state.borrow().promised(NO_SLOT).blocks();
+        self.checkpoint_reserve() + self.overwrite_reserve() + promised
+    }
+
     /// Blocks that are neither used nor handed out nor waiting to be reusable.
     pub(super) fn open_blocks(&self) -> u64 {
         let state = self.state.borrow();

@@ -25,6 +25,10 @@ pub struct FilesystemSpec {
     /// stretches of 64 KiB in a longer one.
     #[serde(default)]
     pub zeros_to_holes: bool,
+    /// Whether its large files lie on the device that holds it and on no other. Without it they lie on all devices of the node, in
+    /// proportion to what is free, so it may be larger than one; if it is promised a floor, which is one device's, they lie on that one.
+    #[serde(default)]
+    pub one_device: Option<bool>,
     /// The user whose the topmost directory is.
     #[serde(default)]
     pub owner_uid: u32,
@@ -51,6 +55,8 @@ pub struct FilesystemChanges {
     pub promote_bytes: Option<u64>,
     /// Whether zeros that are written to such a file from now on take no space.
     pub zeros_to_holes: Option<bool>,
+    /// Whether new large files lie on the device that holds it and on no other. They do if it is promised a floor.
+    pub one_device: Option<bool>,
     /// What it is promised of its device, and may not exceed.
     pub slo: Option<Slo>,
     /// Do it although the device can't keep all its floors when they are claimed at once.
@@ -66,6 +72,16 @@ pub struct ImageStoreSpec {
     pub path: String,
     /// Whether it is one from now on.
     pub enabled: bool,
+}
+
+/// What a filesystem has on a device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FilesystemPart {
+    /// The name of the device.
+    #[schema(example = "device")]
+    pub device: String,
+    /// Bytes that it takes there.
+    pub used_bytes: u64,
 }
 
 /// A filesystem.
@@ -94,6 +110,12 @@ pub struct FilesystemInfo {
     /// Whether zeros that are written to such a file take no space.
     #[serde(default)]
     pub zeros_to_holes: bool,
+    /// Whether new large files lie on the device that holds it and on no other.
+    #[serde(default)]
+    pub one_device: bool,
+    /// What it takes of each device that it has something on. Empty if it can't be opened.
+    #[serde(default)]
+    pub devices: Vec<FilesystemPart>,
     /// What it is promised of its device, and may not exceed.
     #[serde(default)]
     pub slo: Slo,

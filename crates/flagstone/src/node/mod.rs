@@ -41,8 +41,8 @@ pub use error::{NodeError, NodeErrorKind};
 pub use explain::{Cause, CauseKind, Explanation, Measured, Note, NoteKind, Took, explanation};
 pub use filesystems::{
     CheckedFilesystem, ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemCheck,
-    FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
-    ImageStoreSpec,
+    FilesystemInfo, FilesystemPage, FilesystemPart, FilesystemSnapshotInfo, FilesystemSnapshotPage,
+    FilesystemSpec, ImageStoreSpec,
 };
 pub use journals::{HandOverSpec, HandedOverJournal, JournalInfo, JournalPage};
 pub use look::{

@@ -89,8 +89,9 @@ pub fn check_filesystems(
     let locks: Result<Vec<DeviceLock>, NodeError> = devices.iter().map(claim).collect();
     let _locks = locks?;
     let mut report = OfflineCheck::default();
-    for device in devices {
-        let (items, found) = check_device(device, name, told)?;
+    let all = check_devices(devices, name, told)?;
+    for (device, found) in devices.iter().zip(all) {
+        let (items, found) = judge(device, found, &doing(&device.path))?;
         report.items.extend(items);
         report.devices.push(found);
     }
@@ -134,17 +135,20 @@ fn claim(device: &DeviceToCheck) -> Result<DeviceLock, NodeError> {
 
 /// What a core says to whoever waits.
 enum Said {
-    Far(CheckStage, u64, u64),
-    Done(Result<Found, Failed>),
+    Far(usize, CheckStage, u64, u64),
+    Done(Vec<Result<Found, Failed>>),
 }
 
-fn check_device(
-    device: &DeviceToCheck,
+/// Looks at all of them at once: files of a filesystem may lie on several.
+fn check_devices(
+    devices: &[DeviceToCheck],
     name: Option<&str>,
     told: CheckTold<'_>,
-) -> Result<(Vec<OfflineFilesystem>, CheckedDevice), NodeError> {
-    let (path, doing) = (&device.path, doing(&device.path));
-    let internal = |what: String| NodeError::new(NodeErrorKind::Internal, &*doing, what);
+) -> Result<Vec<Result<Found, Failed>>, NodeError> {
+    let internal = |what: String| {
+        let doing = "checking the filesystems of devices";
+        NodeError::new(NodeErrorKind::Internal, doing, what)
+    };
     // Nothing is in a hurry: others may need the processors more.
     let config = RuntimeConfig {
         pin: false,
@@ -154,23 +158,23 @@ fn check_device(
     let runtime = Runtime::start(&config, |_| |_: UringPlatform| {});
     let runtime = runtime.map_err(|error| internal(error.to_string()))?;
     let (sender, receiver) = mpsc::channel();
-    let asked = Asked {
-        path: path.clone(),
+    let asked = devices.iter().map(|device| Asked {
+        path: device.path.clone(),
         size_bytes: device.size_bytes,
-        filesystem: name.map(str::to_owned),
-    };
+    });
+    let (asked, name) = (asked.collect(), name.map(str::to_owned));
     let far = sender.clone();
-    let tell = move |stage, done, total| drop(far.send(Said::Far(stage, done, total)));
+    let tell = move |nth, stage, done, total| drop(far.send(Said::Far(nth, stage, done, total)));
     let sent = runtime.cores()[0].remote().call_then(
-        move |platform| look::look_at(platform, asked, tell),
+        move |platform| look::look_at(platform, asked, name, tell),
         move |found| drop(sender.send(Said::Done(found))),
     );
     sent.map_err(|refused| internal(refused.to_string()))?;
     for said in receiver {
         match said {
-            Said::Far(stage, done, total) => told(path, stage, done, total),
+            Said::Far(nth, stage, done, total) => told(&devices[nth].path, stage, done, total),
             // With the runtime all that would still be done goes: what would have been written is nowhere.
-            Said::Done(found) => return judge(device, found, &doing),
+            Said::Done(found) => return Ok(found),
         }
     }
     Err(internal("the core has stopped".to_owned()))
@@ -312,6 +316,12 @@ fn remarks(found: &Found) -> Vec<String> {
             "there are filesystems in the journals {}: a node serves those of one",
             numbers.join(", ")
         ));
+    }
+    if found.has_others {
+        remarks.push(
+            "large files lie on it of filesystems whose names are on another device: they are looked at if that is given, too"
+                .to_owned(),
+        );
     }
     remarks
 }

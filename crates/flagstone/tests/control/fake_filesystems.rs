@@ -51,6 +51,8 @@ impl Filesystems {
             quota_files: spec.quota_files,
             promote_bytes: spec.promote_bytes.unwrap_or(1 << 20),
             zeros_to_holes: spec.zeros_to_holes,
+            one_device: spec.one_device.unwrap_or(false),
+            devices: Vec::new(),
             slo: spec.slo,
             image_stores: Some(Vec::new()),
             created_ns: 1_700_000_000_000_000_000,
@@ -95,6 +97,7 @@ impl Filesystems {
         info.quota_bytes = changes.quota_bytes.map_or(info.quota_bytes, bound);
         info.quota_files = changes.quota_files.map_or(info.quota_files, bound);
         info.promote_bytes = changes.promote_bytes.unwrap_or(info.promote_bytes);
+        info.one_device = changes.one_device.unwrap_or(info.one_device);
         info.zeros_to_holes = changes.zeros_to_holes.unwrap_or(info.zeros_to_holes);
         info.slo = changes.slo.unwrap_or(info.slo);
         Ok(info.clone())

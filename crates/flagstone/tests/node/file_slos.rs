@@ -49,6 +49,7 @@ pub(crate) fn create(scene: &Scene, name: &str, slo: Slo) -> Result<FilesystemIn
         quota_files: None,
         promote_bytes: None,
         zeros_to_holes: false,
+        one_device: None,
         owner_uid: 0,
         owner_gid: 0,
         slo,

@@ -40,6 +40,7 @@ fn create(scene: &Scene, name: &str) -> Result<FilesystemInfo, NodeError> {
         quota_files: None,
         promote_bytes: None,
         zeros_to_holes: false,
+        one_device: None,
         owner_uid: 7,
         owner_gid: 8,
         slo: Default::default(),
@@ -61,7 +62,12 @@ pub(crate) fn nfs_address(scene: &Scene) -> SocketAddr {
 
 /// A record of RPC with what a call has in front of its arguments, and its answer behind the header. Each call has
 /// a number of its own: with that of an earlier one it would be answered as that was. [rfc5531 9, 11]
-fn call(stream: &mut TcpStream, program: u32, procedure: u32, arguments: &[u8]) -> Vec<u8> {
+pub(crate) fn call(
+    stream: &mut TcpStream,
+    program: u32,
+    procedure: u32,
+    arguments: &[u8],
+) -> Vec<u8> {
     call_as(stream, 0, (program, procedure), arguments)
 }
 
@@ -289,7 +295,7 @@ fn files_are_cloned_by_their_paths() {
 }
 
 /// Status of a GETATTR.
-fn attributes(stream: &mut TcpStream, handle: &[u8]) -> u32 {
+pub(crate) fn attributes(stream: &mut TcpStream, handle: &[u8]) -> u32 {
     let answer = call(stream, 100_003, 1, &opaque(handle));
     u32::from_be_bytes([answer[0], answer[1], answer[2], answer[3]])
 }
@@ -642,7 +648,7 @@ fn of_directory(names: &[&str], number: u16, clients: &str, read_only: bool) -> 
 }
 
 /// Answer to a LOOKUP: the status, and the handle.
-fn found(stream: &mut TcpStream, parent: &[u8], name: &str) -> (u32, Vec<u8>) {
+pub(crate) fn found(stream: &mut TcpStream, parent: &[u8], name: &str) -> (u32, Vec<u8>) {
     let arguments = [opaque(parent), opaque(name.as_bytes())].concat();
     let answer = call(stream, 100_003, 3, &arguments);
     let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| answer[at + index]));

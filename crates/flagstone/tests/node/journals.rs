@@ -85,6 +85,7 @@ fn home() -> FilesystemSpec {
         quota_files: None,
         promote_bytes: None,
         zeros_to_holes: false,
+        one_device: None,
         owner_uid: 0,
         owner_gid: 0,
         slo: Slo::default(),

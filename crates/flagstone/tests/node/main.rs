@@ -30,6 +30,7 @@ mod native_fenced;
 mod native_held;
 mod series;
 mod slo;
+mod spread;
 mod stop;
 mod streams;
 mod stripes;

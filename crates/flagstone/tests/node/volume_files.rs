@@ -443,6 +443,7 @@ fn volumes_are_exported_where_it_is_said() {
         quota_files: None,
         promote_bytes: None,
         zeros_to_holes: false,
+        one_device: None,
         owner_uid: 0,
         owner_gid: 0,
         slo: Default::default(),

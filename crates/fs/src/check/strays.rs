@@ -7,6 +7,7 @@ use flagstone_platform::Platform;
 use super::PROBLEMS_MAX;
 use crate::files::FilesystemId;
 use crate::object::Said;
+use crate::places::Place;
 use crate::system::All;
 
 /// Dvols looked at before others have their turn.
@@ -97,18 +98,32 @@ impl<P: Platform> All<P> {
             logs: 0,
             problems: Vec::new(),
         };
-        let mut last = String::new();
-        loop {
-            let behind = std::mem::take(&mut last);
-            let visit = |name: &str, handle: Handle, attributes: &Attributes| {
-                name.clone_into(&mut last);
-                strays.see(name, handle, attributes);
-            };
-            let count = self.engine.visit_dvols_behind(&behind, AT_ONCE, visit);
-            if count < AT_ONCE {
-                return strays.end();
-            }
-            self.platform.yield_now().await;
+        for device in self.places.missing() {
+            strays.say(format!(
+                "the device {device} has large files of filesystems and is not here: give all devices of the node"
+            ));
         }
+        for (place, engine) in self.places.all() {
+            let mut last = String::new();
+            loop {
+                let behind = std::mem::take(&mut last);
+                let visit = |name: &str, handle: Handle, attributes: &Attributes| {
+                    name.clone_into(&mut last);
+                    let said = self.places.said_at(place, attributes);
+                    match (place, said) {
+                        (Place::HOME, _) => strays.see(name, handle, attributes),
+                        // What else is there isn't of these filesystems.
+                        (_, Some(said)) => strays.see_file(handle, said),
+                        (_, None) => {}
+                    }
+                };
+                let count = engine.visit_dvols_behind(&behind, AT_ONCE, visit);
+                if count < AT_ONCE {
+                    break;
+                }
+                self.platform.yield_now().await;
+            }
+        }
+        strays.end()
     }
 }

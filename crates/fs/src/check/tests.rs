@@ -204,6 +204,7 @@ fn dvols_that_nobody_names_are_told() {
             is_cleared: false,
             size_bytes: 0,
             time_ns: 0,
+            home: 0,
         };
         create(stage, ".file-of-another", said.encode()).await;
         create(stage, "a second store", of_kind(2)).await;

@@ -148,6 +148,35 @@ fn what_is_used_is_a_sum_that_is_kept() {
     });
 }
 
+/// By a count that isn't over nobody is told what is used.
+#[test]
+fn who_comes_while_all_is_counted_again_waits_for_that() {
+    run(async |stage| {
+        stage.large_files(150, 2).await;
+        stage.sleep_ns(2_000_000_000).await;
+        stage.fs.space().await.expect("looks");
+        let deleted = stage.fs.delete_snapshot("0").await;
+        deleted.expect("deletes");
+        let deleted = stage.fs.delete_snapshot("1").await;
+        deleted.expect("deletes");
+        stage.sleep_ns(3_000_000_000).await;
+        let inner = stage.inner();
+        assert!(inner.is_count_old());
+        let first = stage.fs.clone();
+        stage
+            .platform
+            .spawn(async move { first.count_again().await });
+        stage.platform.yield_now().await;
+        let before = stage.walked();
+        stage.fs.count_again().await;
+        assert!(!inner.is_count_old());
+        let taken = inner.taken.borrow().total();
+        assert_eq!(taken, stage.counted().await);
+        let walked = stage.walked() - before;
+        assert!(walked <= 150, "both of them counted: {walked}");
+    });
+}
+
 /// Nobody is kept from the core while everything is looked at, whatever there is much of.
 #[test]
 fn others_have_their_turn_while_everything_is_checked() {

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use flagstone_fs::memory::{Copied, MemoryFiles};
-use flagstone_fs::{Changes, FileError, Files, SnapshotNumber, Timestamp};
+use flagstone_fs::{Changes, FileError, Files, Node, SnapshotNumber, Timestamp};
 use flagstone_platform::Platform;
 
 use super::calls::{Answer, Call, bytes_of};
@@ -55,6 +55,8 @@ struct Placed {
     is_needed: bool,
     /// What it has copied, if somebody has seen that before it was changed.
     content: Option<Vec<u8>>,
+    /// Looks that have seen a file as it was before this one changed it.
+    waits_for: Vec<usize>,
 }
 
 /// A call that may come next; of a copy, which of what it may have found.
@@ -140,6 +142,29 @@ fn moment(event: &Event, trees: &Trees) -> (Timestamp, bool) {
     }
 }
 
+/// Which file an answer tells of, and when that was changed before the call and behind it.
+fn told(event: &Event) -> Option<(Node, Timestamp, Timestamp)> {
+    let (_, Ok(answer)) = event.ended.as_ref()? else {
+        return None;
+    };
+    let changes = |node: &Node, changes: &Changes| {
+        Some((*node, changes.before.changed, changes.after.changed))
+    };
+    match (&event.call, answer) {
+        (Call::Write(node, ..) | Call::Commit(node), Answer::Written(written)) => {
+            changes(node, &written.changes)
+        }
+        (Call::Set(node, ..), Answer::Changed(changed)) => changes(node, changed),
+        (Call::Attributes(node), Answer::Attributes(seen))
+        | (Call::Access(node, _), Answer::Access(_, seen))
+        | (Call::ReadLink(node), Answer::Target(_, seen))
+        | (Call::Read(node, ..), Answer::Read(_, _, seen)) => {
+            Some((*node, seen.changed, seen.changed))
+        }
+        _ => None,
+    }
+}
+
 /// What a copy has in it, if it was read before anybody changed it.
 fn content_of(event: &Event, all: &[Event]) -> Option<Vec<u8>> {
     let (Call::Copy(..), Some((_, Ok(Answer::Created(created))))) = (&event.call, &event.ended)
@@ -192,10 +217,30 @@ fn placed(all: &[Event], matching: &Matching, end: &End) -> Vec<Placed> {
                 taken,
                 is_needed: event.ended.is_some(),
                 content: content_of(&event, all),
+                waits_for: Vec::new(),
                 event,
             }
         })
         .collect();
+    // A file's times only rise, unless everything goes back.
+    let goes_back = |one: &Placed| matches!(one.event.call, Call::RollBack(_));
+    if !placed.iter().any(goes_back) {
+        let mut looks: BTreeMap<(Node, Timestamp), Vec<usize>> = BTreeMap::new();
+        for (nth, one) in placed.iter().enumerate() {
+            if let Some((node, before, after)) = told(&one.event)
+                && before == after
+            {
+                looks.entry((node, before)).or_default().push(nth);
+            }
+        }
+        for one in &mut placed {
+            if let Some((node, before, after)) = told(&one.event)
+                && before != after
+            {
+                one.waits_for = looks.get(&(node, before)).cloned().unwrap_or_default();
+            }
+        }
+    }
     // What is there and was never answered was taken by one that wasn't.
     let answered: BTreeSet<SnapshotNumber> = placed.iter().filter_map(|one| one.taken).collect();
     for (name, number) in &end.names {
@@ -301,7 +346,8 @@ impl<P: Platform> Attempt<P> {
         let first_end = open().map(ended).min().unwrap_or(u64::MAX);
         let begun = |n: usize| events[n].event.begun;
         let mut candidates = Vec::new();
-        for n in open().filter(|&n| begun(n) < first_end) {
+        let waits = |n: usize| events[n].waits_for.iter().any(|&look| !is_done[look]);
+        for n in open().filter(|&n| begun(n) < first_end && !waits(n)) {
             match &events[n].event.call {
                 Call::Copy(..) => candidates.extend(self.found(&events[n], n).await),
                 _ => candidates.push((n, 0)),

@@ -119,7 +119,8 @@ impl Sum {
 pub(crate) struct Course {
     seed: u64,
     lives: u64,
-    disk: SimDisk,
+    /// The first one has the tree.
+    disks: Vec<SimDisk>,
     journaled_bytes: usize,
     model: MemoryFiles<SimPlatform>,
     matching: Matching,
@@ -129,21 +130,31 @@ pub(crate) struct Course {
 impl Course {
     /// Begins with nothing, with frames of up to so many bytes in the device's journal.
     pub(crate) fn begin(seed: u64, promote_bytes: u64, journaled_bytes: usize) -> Course {
-        let disk = SimDisk::new(config());
+        Course::begin_over(1, seed, promote_bytes, journaled_bytes)
+    }
+
+    /// The same over so many disks.
+    pub(crate) fn begin_over(
+        disks: usize,
+        seed: u64,
+        promote_bytes: u64,
+        journaled_bytes: usize,
+    ) -> Course {
+        let disks: Vec<SimDisk> = (0..disks).map(|_| SimDisk::new(config())).collect();
         let world = World::new(seed);
-        let (platform, on) = (world.platform(0), disk.clone());
+        let (platform, on) = (world.platform(0), disks.clone());
         let (model, matching) = world.block_on(0, async move {
-            let (engine, all, fs) = begin_with(&platform, &on, promote_bytes).await;
+            let (engines, all, fs) = begin_over(&platform, &on, promote_bytes, 32 << 10).await;
             let begun = begin_model(&platform, &fs);
             all.stop().await;
-            engine.stop().await.expect("stops");
+            stop_engines(&engines).await;
             begun
         });
         let _ = world.crash();
         Course {
             seed,
             lives: 0,
-            disk,
+            disks,
             journaled_bytes,
             model,
             matching,
@@ -154,7 +165,7 @@ impl Course {
     /// Another one that is as this one is now, to go another way.
     pub(crate) fn fork(&self) -> Course {
         Course {
-            disk: self.disk.fork(),
+            disks: self.disks.iter().map(SimDisk::fork).collect(),
             // Whoever judges goes on with another one.
             model: self.model.clone(),
             matching: self.matching.clone(),
@@ -171,7 +182,7 @@ impl Course {
         let begin_ns = (self.lives + 1) * 1_000_000_000;
         self.lives += 1;
         let world = World::new(seed);
-        let (platform, on) = (world.platform(0), self.disk.clone());
+        let (platform, on) = (world.platform(0), self.disks.clone());
         let (plan, faults, history) = (plan.clone(), faults.clone(), self.history.clone());
         let (mut seeds, journaled_bytes) = (Rng::new(seed), self.journaled_bytes);
         let opened = std::rc::Rc::new(std::cell::RefCell::new(None));
@@ -181,12 +192,14 @@ impl Course {
         }
         world.spawn(0, async move {
             platform.sleep_ns(begin_ns).await;
-            let engine = open_engine(&platform, &on).await;
-            let all = open_all_with(&platform, &engine, 50, journaled_bytes).await;
+            let engines = open_engines(&platform, &on).await;
+            let all = open_all_over(&platform, &engines, 50, journaled_bytes).await;
             let fs = all.open_by_name(NAME).await.expect("is there");
             history.set_snapshots(&fs.snapshots());
             *kept.borrow_mut() = Some(all);
-            on.set_faults(faults);
+            for disk in &on {
+                disk.set_faults(faults.clone());
+            }
             history.start(&platform, &fs, &plan, &mut seeds);
         });
         let end = world.run_for(match stop {
@@ -195,8 +208,10 @@ impl Course {
         });
         let counters = opened.take().map(|all| all.store_counters());
         let mut crash = world.crash();
-        self.disk.power_loss(&mut crash);
-        self.disk.set_faults(FaultConfig::default());
+        for disk in &self.disks {
+            disk.power_loss(&mut crash);
+            disk.set_faults(FaultConfig::default());
+        }
         let (end_of_life, rolling) = self.look(seed + 1, &what);
         let events = self.history.take_events();
         let mut sum = Sum {
@@ -214,11 +229,11 @@ impl Course {
     /// back.
     fn look(&self, seed: u64, what: &str) -> (End, bool) {
         let world = World::new(seed);
-        let (platform, on) = (world.platform(0), self.disk.clone());
+        let (platform, on) = (world.platform(0), self.disks.clone());
         let (history, what) = (self.history.clone(), what.to_owned());
         let looked = world.block_on(0, async move {
-            let engine = open_engine(&platform, &on).await;
-            let all = open_all(&platform, &engine, 0).await;
+            let engines = open_engines(&platform, &on).await;
+            let all = open_all_over(&platform, &engines, 0, 32 << 10).await;
             let fs = all.open_by_name(NAME).await.expect("is there");
             let is_rolling = fs.rolling_back_to().is_some();
             rolled_back(&platform, &fs).await;
@@ -233,7 +248,7 @@ impl Course {
                 names.insert(info.name, info.number);
             }
             all.stop().await;
-            engine.stop().await.expect("stops");
+            stop_engines(&engines).await;
             let trees = history.trees();
             (End { tree, names, trees }, is_rolling)
         });
@@ -260,8 +275,8 @@ impl Course {
         let world = World::new(self.seed);
         let platform = world.platform(0);
         world.block_on(0, async move {
-            let engine = open_engine(&platform, &self.disk).await;
-            let all = open_all(&platform, &engine, 0).await;
+            let engines = open_engines(&platform, &self.disks).await;
+            let all = open_all_over(&platform, &engines, 0, 32 << 10).await;
             let fs = all.open_by_name(NAME).await.expect("is there");
             for info in fs.snapshots() {
                 fs.delete_snapshot(&info.name).await.expect("deletes");
@@ -276,8 +291,11 @@ impl Course {
             let report = fs.check().await.expect("can be looked at");
             let left = (report.files, report.blocks, report.objects, report.swept);
             assert_eq!((left, report.problems), ((1, 0, 0, 0), vec![]), "{what}");
+            for engine in &engines {
+                assert_eq!(stage::objects(engine), 0, "{what}");
+            }
             all.stop().await;
-            engine.stop().await.expect("stops");
+            stop_engines(&engines).await;
         });
         let _ = world.crash();
     }

@@ -44,6 +44,24 @@ pub(crate) async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engin
     opened.await.expect("opens").0
 }
 
+/// Of all disks, in their order.
+pub(crate) async fn open_engines(
+    platform: &SimPlatform,
+    disks: &[SimDisk],
+) -> Vec<Engine<SimPlatform>> {
+    let mut engines = Vec::new();
+    for disk in disks {
+        engines.push(open_engine(platform, disk).await);
+    }
+    engines
+}
+
+pub(crate) async fn stop_engines(engines: &[Engine<SimPlatform>]) {
+    for engine in engines {
+        engine.stop().await.expect("stops");
+    }
+}
+
 pub(crate) async fn open_all(
     platform: &SimPlatform,
     engine: &Engine<SimPlatform>,
@@ -59,6 +77,17 @@ pub(crate) async fn open_all_with(
     injected_one_in: u64,
     journaled_bytes: usize,
 ) -> Filesystems<SimPlatform> {
+    let engines = std::slice::from_ref(engine);
+    open_all_over(platform, engines, injected_one_in, journaled_bytes).await
+}
+
+/// The same with large files on all of the engines: the first one has the tree.
+pub(crate) async fn open_all_over(
+    platform: &SimPlatform,
+    engines: &[Engine<SimPlatform>],
+    injected_one_in: u64,
+    journaled_bytes: usize,
+) -> Filesystems<SimPlatform> {
     let options = FilesystemOptions {
         store: StoreOptions {
             injected_one_in,
@@ -69,7 +98,9 @@ pub(crate) async fn open_all_with(
         },
         ..FilesystemOptions::default()
     };
-    let opened = Filesystems::open(platform.clone(), engine.clone(), options).await;
+    let (home, others) = engines.split_first().expect("has one");
+    let (home, others) = (home.clone(), others.to_vec());
+    let opened = Filesystems::open_over(platform.clone(), home, others, options).await;
     opened.expect("opens")
 }
 
@@ -108,14 +139,28 @@ async fn begin_on(
     promote_bytes: u64,
     journaled_bytes: usize,
 ) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
-    format(platform, disk).await;
-    let engine = open_engine(platform, disk).await;
-    let all = open_all_with(platform, &engine, 0, journaled_bytes).await;
+    let disks = std::slice::from_ref(disk);
+    let (mut engines, all, fs) = begin_over(platform, disks, promote_bytes, journaled_bytes).await;
+    (engines.remove(0), all, fs)
+}
+
+/// The same over several disks.
+pub(crate) async fn begin_over(
+    platform: &SimPlatform,
+    disks: &[SimDisk],
+    promote_bytes: u64,
+    journaled_bytes: usize,
+) -> (Vec<Engine<SimPlatform>>, Filesystems<SimPlatform>, TestFs) {
+    for disk in disks {
+        format(platform, disk).await;
+    }
+    let engines = open_engines(platform, disks).await;
+    let all = open_all_over(platform, &engines, 0, journaled_bytes).await;
     let settings = Settings {
         promote_bytes,
         ..Settings::default()
     };
     let made = all.create_with(NAME, settings).await;
     let fs = made.expect("makes");
-    (engine, all, fs)
+    (engines, all, fs)
 }

@@ -106,7 +106,7 @@ async fn create<P: Platform>(
     engine: &Engine<P>,
     wanted_bytes: u64,
 ) -> Result<Option<(Handle, u64)>, StoreError> {
-    let part = engine.space().capacity_bytes / CAPACITY_PART;
+    let part = engine.capacity_bytes() / CAPACITY_PART;
     let size_bytes = wanted_bytes.min(part) / BLOCK_SIZE * BLOCK_SIZE;
     if size_bytes < BYTES_MIN.min(wanted_bytes) || wanted_bytes == 0 {
         return Ok(None);

@@ -69,6 +69,7 @@ Examples:
   flagstone fs set home --quota-files none
   flagstone fs set vms --promote-bytes 64K
   flagstone fs set vms --zeros holes                     what is zeroed takes no space
+  flagstone fs set vms --devices one                     new large files stay beside their names
   flagstone fs set vms --floor reads=5000,writes=1000    so much, whatever others do
   flagstone fs set home --share 3                        three times what one with share 1 gets
   flagstone fs set home --limit writes=500,bytes=100M    never more, also if nobody else wants anything
@@ -76,7 +77,7 @@ Examples:
 What isn't named stays as it is. A quota may be below what is used: then nothing new finds room
 until something is deleted. Files that have become large ones stay so.")]
     #[command(group(ArgGroup::new("changes")
-        .args(["quota_bytes", "quota_files", "promote_bytes", "zeros", "share", "floor", "limit"])
+        .args(["quota_bytes", "quota_files", "promote_bytes", "zeros", "devices", "share", "floor", "limit"])
         .required(true).multiple(true)))]
     Set {
         /// The filesystem
@@ -150,6 +151,8 @@ Examples:
 Reads all directories and all maps of files, now and in each snapshot, and no contents: those have
 checksums, which `flagstone device scrub` reads. Clients that change something meanwhile wait.
 
+Large files of a filesystem lie on all devices of its node: give all of them, as above.
+
 With --device nothing is changed: what a start would do first, recovering what a crash has left and
 giving back what nobody needs, is done in memory. `flagstone verify` checks what is below the filesystems,
 contents included.")]
@@ -215,6 +218,19 @@ struct LimitArgs {
     /// space (of whole blocks of 4 KiB) [default: kept]
     #[arg(long, value_name = "WHAT")]
     zeros: Option<Zeros>,
+    /// Where large files lie: on all devices of the node, in proportion to what is free, or on the one
+    /// that has the names. With a floor, which is one device's, always on that [default: all]
+    #[arg(long, value_name = "WHICH")]
+    devices: Option<Devices>,
+}
+
+/// On which devices large files lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Devices {
+    /// On all: the filesystem may be larger than one, and losing one loses the files on it
+    All,
+    /// On the one that has the names and the small files
+    One,
 }
 
 /// What becomes of zeros that are written to large files.
@@ -294,6 +310,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 quota_files: limits.quota_files.filter(|count| *count > 0),
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
                 zeros_to_holes: limits.zeros == Some(Zeros::Holes),
+                one_device: limits.devices.map(|devices| devices == Devices::One),
                 owner_uid,
                 owner_gid,
                 slo: slo.over(Slo::default()),
@@ -316,6 +333,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 quota_files: limits.quota_files,
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
                 zeros_to_holes: limits.zeros.map(|zeros| zeros == Zeros::Holes),
+                one_device: limits.devices.map(|devices| devices == Devices::One),
                 slo: new_slo,
                 oversubscribe: slo.oversubscribe,
             };

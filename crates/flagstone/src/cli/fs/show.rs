@@ -47,6 +47,22 @@ fn files_bound(info: &FilesystemInfo) -> String {
         .map_or_else(none, |count| count.to_string())
 }
 
+/// Where they lie, and what there is on other devices.
+fn large_files(info: &FilesystemInfo) -> String {
+    let where_new = match info.one_device {
+        true => "on that device",
+        false => "on all devices",
+    };
+    let others = info.devices.iter().skip(1);
+    let others: Vec<String> = others
+        .map(|part| format!("{} on {}", rounded(part.used_bytes), part.device))
+        .collect();
+    match others.is_empty() {
+        true => where_new.to_owned(),
+        false => format!("{where_new}; {}", others.join(", ")),
+    }
+}
+
 pub(super) fn cloned(info: &ClonedFile) -> String {
     let at = match &info.snapshot {
         Some(snapshot) => format!(" of snapshot {snapshot}"),
@@ -150,6 +166,7 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
         ("snapshots", snapshots),
         ("created", format!("{} UTC", utc(info.created_ns))),
         ("device", format!("{}, core {}", info.device, info.core)),
+        ("large files", large_files(info)),
         ("export", info.export_path.clone()),
         ("mount", or_none(&info.mount_command)),
         ("url", or_none(&info.export_url)),

@@ -574,6 +574,21 @@ fn stray_filesystems(runtime: &Runtime, devices: &[Device]) -> Vec<String> {
             notices.push(notice);
         }
     }
+    let homeless = run_on(runtime, files::CORE, "looking for filesystems", |_| async {
+        current()
+            .map(|core| files::homeless(&core))
+            .unwrap_or_default()
+    });
+    for device in homeless.unwrap_or_default() {
+        let name = devices
+            .get(device)
+            .map_or("", |device| device.name.as_str());
+        let notice = format!(
+            "device '{name}' has large files of filesystems whose names are on another device, which is not here:              start the node with all its devices"
+        );
+        tracing::error!("{notice}");
+        notices.push(notice);
+    }
     notices
 }
 

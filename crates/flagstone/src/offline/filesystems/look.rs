@@ -1,7 +1,7 @@
-//! What is done on a core: the device is opened under an overlay, recovered there, and looked at. Nothing is stopped in order, since nothing
-//! of it is to last.
+//! What is done on a core: each device is opened under an overlay and recovered there, and then filesystems are looked at, whose large files
+//! may lie on all of them. Nothing is stopped in order, since nothing of it is to last.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -41,12 +41,10 @@ const LOOKS_MAX: u32 = 300;
 type Recovered = Overlaid<UringPlatform>;
 type Device = Overlay<UringDevice>;
 
-/// What is to be looked at.
+/// A device that is to be looked at.
 pub(super) struct Asked {
     pub(super) path: PathBuf,
     pub(super) size_bytes: Option<u64>,
-    /// Only this one.
-    pub(super) filesystem: Option<String>,
 }
 
 /// Why nothing was looked at.
@@ -96,61 +94,124 @@ pub(super) struct Found {
     pub(super) recovered: Recovery,
     /// Journals that have filesystems.
     pub(super) stores: Vec<u16>,
+    /// There are large files of filesystems whose names are on another device.
+    pub(super) has_others: bool,
     pub(super) kept_bytes: u64,
     pub(super) failed_reads: (u64, Option<FailedRead>),
 }
 
+/// What is being done now, to which of the devices.
+enum Now {
+    Recovering {
+        nth: usize,
+        device: Device,
+        ring_bytes: u64,
+    },
+    Checking {
+        nth: usize,
+        progress: Rc<CheckProgress>,
+    },
+}
+
 /// Says how far it is, again and again, as long as the core runs.
 struct Course {
-    device: Device,
-    ring_bytes: u64,
-    is_recovered: Cell<bool>,
-    checked: CheckProgress,
+    now: RefCell<Option<Now>>,
 }
 
 impl Course {
     fn begin(
-        self,
         platform: &UringPlatform,
-        tell: impl Fn(CheckStage, u64, u64) + 'static,
+        tell: impl Fn(usize, CheckStage, u64, u64) + 'static,
     ) -> Rc<Course> {
-        let course = Rc::new(self);
+        let course = Rc::new(Course {
+            now: RefCell::default(),
+        });
         let (told, platform) = (course.clone(), platform.clone());
         platform.clone().spawn(async move {
             loop {
                 platform.sleep_ns(LOOK_NS).await;
-                match told.is_recovered.get() {
+                match &*told.now.borrow() {
+                    None => {}
                     // The rings are read whole, and little else.
-                    false => {
-                        let done = told.device.read_bytes().min(told.ring_bytes);
-                        tell(CheckStage::Recovery, done, told.ring_bytes);
+                    Some(Now::Recovering {
+                        nth,
+                        device,
+                        ring_bytes,
+                    }) => {
+                        let done = device.read_bytes().min(*ring_bytes);
+                        tell(*nth, CheckStage::Recovery, done, *ring_bytes);
                     }
-                    true => {
-                        let (done, total) = told.checked.far();
-                        tell(CheckStage::Filesystems, done, total);
+                    Some(Now::Checking { nth, progress }) => {
+                        let (done, total) = progress.far();
+                        tell(*nth, CheckStage::Filesystems, done, total);
                     }
                 }
             }
         });
         course
     }
+
+    fn is_now(&self, now: Now) {
+        *self.now.borrow_mut() = Some(now);
+    }
 }
 
-/// Recovers a device in memory, and looks at its filesystems.
+/// A device that was recovered in memory.
+struct Opened {
+    device: Device,
+    engines: Vec<Engine<Recovered>>,
+    found: Found,
+}
+
+/// Recovers devices in memory, and looks at their filesystems, or at those of one name: what was found of each device, or why nothing was.
 pub(super) async fn look_at(
     platform: UringPlatform,
-    asked: Asked,
-    tell: impl Fn(CheckStage, u64, u64) + 'static,
-) -> Result<Found, Failed> {
+    asked: Vec<Asked>,
+    filesystem: Option<String>,
+    tell: impl Fn(usize, CheckStage, u64, u64) + 'static,
+) -> Vec<Result<Found, Failed>> {
+    let course = Course::begin(&platform, tell);
+    let recovered = Overlaid::new(platform.clone());
+    let mut all = Vec::new();
+    for (nth, asked) in asked.iter().enumerate() {
+        all.push(recover(&platform, &recovered, asked, (nth, &course)).await);
+    }
+    for nth in 0..all.len() {
+        let looked = look(&recovered, &mut all, nth, filesystem.as_deref(), &course).await;
+        if let Err(failed) = looked {
+            all[nth] = Err(failed);
+        }
+    }
+    let finish = |opened: Result<Opened, Failed>| {
+        let Opened {
+            device, mut found, ..
+        } = opened?;
+        // Whatever else it came to: that is why.
+        if device.is_full() {
+            return Err(Failed::Full);
+        }
+        found.kept_bytes = device.kept_bytes();
+        found.failed_reads = device.failed_reads();
+        Ok(found)
+    };
+    all.into_iter().map(finish).collect()
+}
+
+/// Opens a device under an overlay, and all of its journals.
+async fn recover(
+    platform: &UringPlatform,
+    recovered: &Recovered,
+    asked: &Asked,
+    (nth, course): (usize, &Course),
+) -> Result<Opened, Failed> {
     let options = OpenOptions {
         read_only: true,
         memory_at_once: true,
         ..OpenOptions::default()
     };
-    let below = UringDevice::open(&platform, &asked.path, options).map_err(OpenError::Io)?;
+    let below = UringDevice::open(platform, &asked.path, options).map_err(OpenError::Io)?;
     let device = Overlay::new(below, KEPT_MAX_BYTES);
-    let recovered = Overlaid::new(platform.clone());
-    let (superblock, shared) = Engine::<Recovered>::prepare(&recovered, &device).await?;
+    let (superblock, shared) = Engine::<Recovered>::prepare(recovered, &device).await?;
     if let Some(expected) = asked.size_bytes
         && expected / BLOCK_SIZE != superblock.block_count
     {
@@ -158,56 +219,78 @@ pub(super) async fn look_at(
         return Err(Failed::Size { expected, blocks });
     }
     let ring_blocks = u64::from(superblock.ring_blocks) * u64::from(superblock.journal_count);
-    let course = Course {
+    course.is_now(Now::Recovering {
+        nth,
         device: device.clone(),
         ring_bytes: ring_blocks * BLOCK_SIZE,
-        is_recovered: Cell::new(false),
-        checked: CheckProgress::default(),
+    });
+    let opened = open_all(recovered, &device, &superblock, &shared).await;
+    let opened = match opened {
+        Err(_) if device.is_full() => return Err(Failed::Full),
+        opened => opened?,
     };
-    let course = course.begin(&platform, tell);
-    let looked = look(&recovered, &asked, &superblock, &shared, &course).await;
-    // Whatever else it came to: that is why.
-    match device.is_full() {
-        true => Err(Failed::Full),
-        false => looked,
-    }
-}
-
-async fn look(
-    platform: &Recovered,
-    asked: &Asked,
-    superblock: &Superblock,
-    shared: &DeviceShared,
-    course: &Course,
-) -> Result<Found, Failed> {
-    let device = &course.device;
     let mut found = Found {
         items: Vec::new(),
         problems: Vec::new(),
         journals: superblock.journal_count,
         recovered: Recovery::default(),
         stores: Vec::new(),
+        has_others: false,
         kept_bytes: 0,
         failed_reads: (0, None),
     };
-    let opened = open_all(platform, device, superblock, shared).await?;
-    course.is_recovered.set(true);
-    let mut with_files = Vec::new();
+    let mut engines = Vec::new();
     for (engine, report) in opened {
         found.recovered.add(&report);
         found.recovered.bitmaps_lost += engine.counters().bitmaps_lost.get();
         if Filesystems::are_on(&engine) {
             found.stores.push(engine.journal_no());
-            with_files.push(engine);
+        }
+        found.has_others |= Filesystems::lie_on(&engine);
+        engines.push(engine);
+    }
+    Ok(Opened {
+        device,
+        engines,
+        found,
+    })
+}
+
+/// Looks at the filesystems of one of the devices.
+async fn look(
+    platform: &Recovered,
+    all: &mut [Result<Opened, Failed>],
+    nth: usize,
+    name: Option<&str>,
+    course: &Course,
+) -> Result<(), Failed> {
+    let opened = all.iter().enumerate();
+    let opened = opened.filter_map(|(other, opened)| Some((other, opened.as_ref().ok()?)));
+    let others = opened.filter(|(other, _)| *other != nth);
+    // As a node takes them.
+    let others = others.flat_map(|(_, opened)| opened.engines.iter());
+    let others = others.filter(|engine| engine.journal_no() == 0 && !Filesystems::are_on(engine));
+    let others: Vec<Engine<Recovered>> = others.cloned().collect();
+    let Ok(opened) = &mut all[nth] else {
+        return Ok(());
+    };
+    let with_files = opened.engines.iter();
+    let with_files = with_files.filter(|engine| opened.found.stores.contains(&engine.journal_no()));
+    let with_files: Vec<Engine<Recovered>> = with_files.cloned().collect();
+    for engine in with_files {
+        let progress = Rc::new(CheckProgress::default());
+        course.is_now(Now::Checking {
+            nth,
+            progress: progress.clone(),
+        });
+        let engines = (&engine, others.clone());
+        let found = look_at_store(platform, engines, name, &progress, opened).await;
+        match found {
+            Err(_) if opened.device.is_full() => return Err(Failed::Full),
+            found => found?,
         }
     }
-    for engine in with_files {
-        let name = asked.filesystem.as_deref();
-        look_at_store(platform, &engine, name, course, &mut found).await?;
-    }
-    found.kept_bytes = device.kept_bytes();
-    found.failed_reads = device.failed_reads();
-    Ok(found)
+    Ok(())
 }
 
 /// Opens all journals, as a start does.
@@ -249,19 +332,19 @@ async fn open_all(
     }
 }
 
-/// Looks at the filesystems of a journal.
+/// Looks at the filesystems of a journal, whose large files may lie on others as well.
 async fn look_at_store(
     platform: &Recovered,
-    engine: &Engine<Recovered>,
+    (engine, others): (&Engine<Recovered>, Vec<Engine<Recovered>>),
     name: Option<&str>,
-    course: &Course,
-    found: &mut Found,
+    progress: &CheckProgress,
+    Opened { device, found, .. }: &mut Opened,
 ) -> Result<(), Failed> {
     let journal = engine.journal_no();
     let mut options = FilesystemOptions::default();
     // Nobody is to learn here what it is like to be refused.
     options.store.injected_one_in = 0;
-    let opened = Filesystems::open(platform.clone(), engine.clone(), options).await;
+    let opened = Filesystems::open_over(platform.clone(), engine.clone(), others, options).await;
     let all = match opened {
         Ok(all) => all,
         Err(FileError::Stopping) => return Err(Failed::Stopped),
@@ -272,11 +355,8 @@ async fn look_at_store(
             return Ok(());
         }
     };
-    let mut checked = check(&all, name, course).await;
-    if finish_rollbacks(platform, &all, &course.device).await {
-        checked = check(&all, name, course).await;
-    }
-    match checked {
+    finish_rollbacks(platform, &all, name, device).await;
+    match check(&all, name, progress).await {
         Ok(CheckedAll {
             filesystems,
             problems,
@@ -303,9 +383,8 @@ async fn look_at_store(
 async fn check(
     all: &Filesystems<Recovered>,
     name: Option<&str>,
-    course: &Course,
+    progress: &CheckProgress,
 ) -> Result<CheckedAll, FileError> {
-    let progress = &course.checked;
     let Some(name) = name else {
         return all.check_noting(progress).await;
     };
@@ -329,26 +408,33 @@ async fn check(
     })
 }
 
-/// Waits until filesystems that were being rolled back are, as a start would go on with that: before, nothing in them fits together. Returns
-/// whether there were any.
+/// Waits until filesystems that were being rolled back are, as a start would go on with that: before, nothing in them fits together. Who
+/// can't be opened is told of when it is looked at.
 async fn finish_rollbacks(
     platform: &Recovered,
     all: &Filesystems<Recovered>,
+    name: Option<&str>,
     device: &Device,
-) -> bool {
+) {
+    match name {
+        Some(name) => drop(all.open_by_name(name).await),
+        None => {
+            for info in all.list().await.unwrap_or_default() {
+                drop(all.open_filesystem(info.id).await);
+            }
+        }
+    }
     let rolls = |filesystem: &Filesystem<Recovered>| {
         let described = filesystem.describe();
         described.rolling_back_to.is_some() && described.problem.is_none()
     };
-    let (mut were_any, mut looks, mut last) = (false, 0, (0, 0));
+    let (mut looks, mut last) = (0, (0, 0));
     while looks < LOOKS_MAX && all.opened().iter().any(rolls) {
-        were_any = true;
         platform.sleep_ns(LOOK_NS).await;
         let now = (device.read_bytes(), device.kept_bytes());
         looks = if now == last { looks + 1 } else { 0 };
         last = now;
     }
-    were_any
 }
 
 fn item(

@@ -6,18 +6,19 @@ use flagstone_fs::{
     Caller, CheckReport, Description, FileError, Files, Node as FileNode, PROMOTE_BYTES,
     SetAttributes, Settings, SnapshotInfo, Timestamp,
 };
+use flagstone_types::DeviceId;
 
 use super::errors::{file_error, no_such_filesystem, no_such_snapshot};
-use super::settings::{check_promotion, described, kept, slo_in};
+use super::settings::{check_devices, check_promotion, described, is_one_device, kept, slo_in};
 use super::{CORE, CoreFiles, CoreFilesystem, home};
 use crate::attach::NfsTarget;
 use crate::node::real::RealNode;
 use crate::node::real::core::CoreNode;
 use crate::node::real::slo::{Floors, note_floor};
 use crate::node::{
-    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, NodeError, NodeErrorKind, PAGE_ROWS_MAX, PageQuery,
-    SloPromise,
+    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemPart,
+    FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, NodeError, NodeErrorKind,
+    PAGE_ROWS_MAX, PageQuery, SloPromise,
 };
 
 /// Filesystems of a page, with what comes after it.
@@ -52,6 +53,7 @@ impl CoreFiles {
             quota_files: spec.quota_files.unwrap_or(0),
             promote_bytes: spec.promote_bytes.unwrap_or(PROMOTE_BYTES),
             zeros_to_holes: spec.zeros_to_holes,
+            one_device: is_one_device(spec.one_device, &spec.slo),
             opaque: kept(&spec.slo),
         };
         let made = all.create_with(&spec.name, settings).await?;
@@ -163,6 +165,19 @@ impl RealNode {
         Ok(self.devices[index].name.clone())
     }
 
+    /// What it takes of devices, by their names.
+    fn parts_of(&self, devices: &[(DeviceId, u64)]) -> Vec<FilesystemPart> {
+        let part = |(id, used_bytes): &(DeviceId, u64)| {
+            let found = self.devices.iter();
+            let found = found.into_iter().find(|device| device.id == id.to_string());
+            FilesystemPart {
+                device: found.map_or_else(|| id.to_string(), |device| device.name.clone()),
+                used_bytes: *used_bytes,
+            }
+        };
+        devices.iter().map(part).collect()
+    }
+
     pub(super) fn filesystem_info(&self, device: &str, found: Description) -> FilesystemInfo {
         let target = self.nfs_tcp.first().map(|address| NfsTarget::new(*address));
         let name = &found.name;
@@ -177,6 +192,8 @@ impl RealNode {
             quota_files: bound(found.settings.quota_files),
             promote_bytes: found.settings.promote_bytes,
             zeros_to_holes: found.settings.zeros_to_holes,
+            one_device: found.settings.one_device,
+            devices: self.parts_of(&found.devices),
             slo: slo_in(&found.settings),
             image_stores: None,
             created_ns: ns_of(found.created),
@@ -202,6 +219,7 @@ impl RealNode {
                 .next("give it some, or leave the quota out"));
         }
         check_promotion(spec.promote_bytes, &doing)?;
+        check_devices(spec.one_device, &spec.slo, &doing)?;
         let slo = spec.slo;
         // Held until it is there: two who ask at the same time can't both get what is left. Who asks for no floor
         // waits for nobody.

@@ -17,15 +17,14 @@ use flagstone_fs::{
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
 use flagstone_gateway::rpc::server::Visitor;
 use flagstone_platform::Platform;
-use flagstone_runtime::UringPlatform;
-use flagstone_sched::Tenant;
+use flagstone_runtime::{IoStats, UringPlatform};
 
 use super::counted::{Counted, FileCounters};
 use super::settings::slo_in;
 use super::shown::Shown;
-use super::turns::InTurns;
+use super::turns::{InTurns, TurnsAt};
 use super::volumes::VolumeFiles;
-use super::{CoreExport, CoreFilesystem, home};
+use super::{CoreExport, CoreFilesystem};
 use crate::node::real::core::CoreNode;
 use crate::node::real::slo::terms_of;
 use crate::node::{ExportOptions, VOLUMES_EXPORT};
@@ -97,8 +96,8 @@ pub(super) struct Known {
     pub(super) export: Rc<CoreExport>,
     /// Those of its directories that somebody has used, by their numbers.
     below: BTreeMap<u16, Rc<CoreExport>>,
-    /// Whose turns its operations take, and at which device of the node.
-    pub(super) tenant: Tenant<UringPlatform>,
+    /// Whose turns its operations take: at the device that has its names, and at others that large files of it may lie on.
+    pub(super) places: Rc<[TurnsAt<UringPlatform, IoStats>]>,
     /// What was done with it.
     pub(super) counters: Rc<FileCounters>,
     pub(super) device: usize,
@@ -126,16 +125,23 @@ impl CoreExports {
 
     fn make(&self, files: CoreFilesystem) -> Result<Known, FileError> {
         let core = &self.core;
-        let home = home(&core.engines);
-        let home = home.ok_or(FileError::Stopping)?;
-        let turns = core.turns.get(home.device).ok_or(FileError::Stopping)?;
+        let owned = core.files.places.borrow().clone();
+        let home = owned.first().ok_or(FileError::Stopping)?;
         let (slo, limits) = terms_of(&slo_in(&files.settings()));
-        let tenant = turns.tenant(slo, limits);
+        let mut places = Vec::new();
+        for place in &owned {
+            let turns = core.turns.get(place.device).ok_or(FileError::Stopping)?;
+            places.push(TurnsAt {
+                tenant: turns.tenant(slo, limits),
+                meter: place.io.clone(),
+            });
+        }
+        let places: Rc<[_]> = places.into();
         let name = files.describe().name;
         let rules = core.files.rules.of(&name);
         let (root, platform) = (Node::live(files.root()), core.platform.clone());
         let files = WithSnapshots::new(files);
-        let files = InTurns::new(files, platform.clone(), tenant.clone(), home.io.clone());
+        let files = InTurns::new(files, platform.clone(), places.clone());
         let counters = Rc::new(FileCounters::default());
         let files = Counted::new(files, platform, counters.clone());
         let export = CoreExport {
@@ -151,7 +157,7 @@ impl CoreExports {
         Ok(Known {
             export: Rc::new(export),
             below: BTreeMap::new(),
-            tenant,
+            places,
             counters,
             device: home.device,
             used_ns: Cell::new(0),

@@ -5,13 +5,14 @@ use flagstone_gateway::nfs3::wire::Procedure;
 use flagstone_gateway::nfs3::{NfsCounters, ProcedureCounters};
 use flagstone_gateway::rpc::server::RpcCounters;
 use flagstone_platform::Time;
-use flagstone_runtime::UringPlatform;
-use flagstone_sched::Tenant;
+use flagstone_runtime::{IoStats, UringPlatform};
+use flagstone_sched::{Tenant, TenantStats};
 
 use flagstone_types::DvolId;
 
 use super::CoreFiles;
 use super::settings::slo_in;
+use super::turns::TurnsAt;
 use crate::node::{
     FilesystemMetrics, MetricKind, NamedValue, NfsCallMetrics, TurnMetrics, VolumeLook,
     filesystem_name,
@@ -36,16 +37,18 @@ impl CoreFiles {
         let found = self.opened.borrow().as_ref()?.opened_by(id)?;
         let (exports, name) = (self.exports.borrow(), found.describe().name);
         let known = exports.get(&id)?;
-        let (tenant, slo) = (&known.tenant, slo_in(&found.settings()));
-        let stats = tenant.stats();
+        let (places, slo) = (&known.places, slo_in(&found.settings()));
+        let stats = stats_of(places);
+        let sum =
+            |of: fn(&Tenant<UringPlatform>) -> u64| places.iter().map(|at| of(&at.tenant)).sum();
         let name = filesystem_name(&name);
         let turns = VolumeLook {
             waited: stats.waited.mark(),
-            waiting: tenant.waiting(),
-            limited_ns: tenant.limited_ns(),
-            used_ns: tenant.used_ns(),
+            waiting: sum(Tenant::waiting),
+            limited_ns: sum(Tenant::limited_ns),
+            used_ns: sum(Tenant::used_ns),
             short_ns: stats.short_ns,
-            promised_ns: tenant.promised_ns(),
+            promised_ns: places[0].tenant.promised_ns(),
             // Numbers of filesystems are told apart from ids of volumes by where they are.
             ..VolumeLook::new(DvolId(id.0.into()), name, known.device, slo)
         };
@@ -60,7 +63,7 @@ impl CoreFiles {
             let one = |files: super::CoreFilesystem| {
                 let found = files.describe();
                 let known = exports.get(&found.id);
-                let turns = known.map(|known| turns_of(&known.tenant));
+                let turns = known.map(|known| turns_of(&known.places));
                 let io = known.map(|known| Box::new(known.counters.snapshot()));
                 FilesystemMetrics {
                     filesystem: found.name,
@@ -89,13 +92,26 @@ impl CoreFiles {
     }
 }
 
-fn turns_of(tenant: &Tenant<UringPlatform>) -> TurnMetrics {
-    let stats = tenant.stats();
+/// What it waited for and used at all devices.
+fn stats_of(places: &[TurnsAt<UringPlatform, IoStats>]) -> TenantStats {
+    let mut all = places.iter().map(|at| at.tenant.stats());
+    let mut sum = all.next().unwrap_or_default();
+    for stats in all {
+        sum.waited.merge(&stats.waited);
+        sum.used_ns += stats.used_ns;
+        sum.short_ns += stats.short_ns;
+    }
+    sum
+}
+
+fn turns_of(places: &[TurnsAt<UringPlatform, IoStats>]) -> TurnMetrics {
+    let stats = stats_of(places);
     TurnMetrics {
         waited: stats.waited,
         used_ns: stats.used_ns,
         short_ns: stats.short_ns,
-        promised_ns: tenant.promised_ns().unwrap_or(0),
+        // A floor is one device's.
+        promised_ns: places[0].tenant.promised_ns().unwrap_or(0),
     }
 }
 

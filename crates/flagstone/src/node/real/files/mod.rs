@@ -1,7 +1,7 @@
 //! Filesystems on one core: where they are stored, who is served them, and their end.
 //!
-//! A filesystem belongs to a journal, as a volume does, and so to a core. All of them are on one journal for now,
-//! that of core 0 which core 0 opens first; so one core carries out all calls, and its NFS server takes all
+//! All filesystems have their names and small files on one journal, the first that core 0 opens, and large files on the first
+//! journal of each device, all of them core 0's; so one core carries out all calls, and its NFS server takes all
 //! connections. Nothing is stored before the first filesystem is created.
 
 mod commands;
@@ -44,7 +44,7 @@ pub(super) use errors::file_error;
 pub(super) use exports::Rules;
 use exports::{CoreExports, Known};
 pub(super) use registration::register;
-use settings::slo_in;
+use settings::{is_one_device, slo_in};
 use shown::Shown;
 use turns::InTurns;
 
@@ -68,6 +68,8 @@ type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>
 /// What a core has of filesystems. Used on one core only.
 pub(super) struct CoreFiles {
     opened: RefCell<Option<CoreFilesystems>>,
+    /// Once they are opened: the journals that they lie on, by their numbers in the node. The first is the home.
+    places: RefCell<Vec<Rc<OwnedEngine>>>,
     /// One at a time opens them.
     turn: Budget,
     rules: Rules,
@@ -94,6 +96,17 @@ fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
     firsts.find(|owned| owned.engine.journal_no() == 0)
 }
 
+/// Journals of other devices on which large files lie, or may.
+fn others(engines: &Engines, home: &OwnedEngine) -> Vec<Rc<OwnedEngine>> {
+    let all = engines.all().into_iter().map(|(_, owned)| owned);
+    // One with filesystems of its own is another node's, or was; what there is of them is found again where it was.
+    let fits = |owned: &Rc<OwnedEngine>| {
+        let is_first = owned.engine.journal_no() == 0 && owned.device != home.device;
+        is_first && !has_store(&owned.engine)
+    };
+    all.filter(fits).collect()
+}
+
 /// Journals of this core with filesystems that nobody serves: device and number.
 pub(super) fn strays(core: &CoreNode) -> Vec<(usize, u16)> {
     let home = home(&core.engines).filter(|_| core.index == CORE);
@@ -105,14 +118,29 @@ pub(super) fn strays(core: &CoreNode) -> Vec<(usize, u16)> {
         .collect()
 }
 
+/// Whether it has the names and small files of filesystems.
 pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
     Filesystems::are_on(engine)
+}
+
+/// Whether it has anything of filesystems.
+pub(super) fn has_files(engine: &Engine<UringPlatform>) -> bool {
+    has_store(engine) || Filesystems::lie_on(engine)
+}
+
+/// Devices with large files of filesystems that this node doesn't have.
+pub(super) fn homeless(core: &CoreNode) -> Vec<usize> {
+    let all = core.engines.all().into_iter();
+    let has_some = home(&core.engines).is_some_and(|home| has_store(&home.engine));
+    let lie_there = all.filter(|(_, owned)| !has_some && Filesystems::lie_on(&owned.engine));
+    lie_there.map(|(_, owned)| owned.device).collect()
 }
 
 impl CoreFiles {
     pub(super) fn new(rules: Rules) -> CoreFiles {
         CoreFiles {
             opened: RefCell::default(),
+            places: RefCell::default(),
             turn: Budget::new(1),
             rules,
             exports: RefCell::default(),
@@ -165,12 +193,43 @@ impl CoreFiles {
                 // It went to another core, with nothing of files in it.
                 continue;
             };
+            let mut places = vec![owned.clone()];
+            // From here on none of them goes to another core.
+            *self.places.borrow_mut() = places.clone();
+            for other in others(&core.engines, &owned) {
+                self.places.borrow_mut().push(other.clone());
+                // Else it went to another core; nothing of files was in it.
+                let is_here = other.made_in().await.is_ok();
+                match is_here {
+                    true => places.push(other),
+                    false => self
+                        .places
+                        .borrow_mut()
+                        .retain(|at| !Rc::ptr_eq(at, &other)),
+                }
+            }
             let (platform, engine) = (core.platform.clone(), owned.engine.clone());
-            let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
+            let others = places[1..].iter().map(|other| other.engine.clone());
+            let options = FilesystemOptions::default();
+            let opened = Filesystems::open_over(platform, engine, others.collect(), options);
+            let opened = match opened.await {
+                Ok(opened) => opened,
+                Err(error) => {
+                    self.places.borrow_mut().clear();
+                    return Err(error);
+                }
+            };
             opened.go_on_deleting();
             *self.opened.borrow_mut() = Some(opened.clone());
             return Ok(Some(opened));
         }
+    }
+
+    /// Whether a journal has to stay on this core: files lie in it, or may at any time.
+    pub(super) fn hold(&self, owned: &OwnedEngine) -> bool {
+        let places = self.places.borrow();
+        let is_place = places.iter().any(|place| place.number == owned.number);
+        is_place || has_files(&owned.engine)
     }
 
     /// Opens each filesystem there is: what was left to be given back is given back, used or not. Notes what each was
@@ -191,7 +250,18 @@ impl CoreFiles {
                 }
                 match all.open_filesystem(info.id).await {
                     Ok(files) => {
-                        let slo = slo_in(&files.settings());
+                        let settings = files.settings();
+                        let slo = slo_in(&settings);
+                        // Promised before large files could lie on other devices.
+                        if is_one_device(None, &slo) && !settings.one_device {
+                            let set = files.change_settings(|settings| settings.one_device = true);
+                            if let Err(error) = set.await {
+                                tracing::warn!(
+                                    filesystem = info.name,
+                                    "keeping large files on the device that the filesystem has a floor of: {error}"
+                                );
+                            }
+                        }
                         note_floor(&mut floors, files.id(), home.device, &slo);
                     }
                     Err(error) => {
@@ -248,6 +318,7 @@ impl CoreFiles {
         if let Some(opened) = opened {
             opened.stop().await;
         }
+        self.places.borrow_mut().clear();
     }
 }
 

@@ -16,7 +16,7 @@ use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::core::CoreNode;
 use crate::node::real::slo::{note_floor, terms_of};
 use crate::node::{
-    FilesystemChanges, FilesystemInfo, ImageStoreSpec, NodeError, NodeErrorKind, Slo,
+    FilesystemChanges, FilesystemInfo, ImageStoreSpec, NodeError, NodeErrorKind, Slo, SloPromise,
 };
 
 /// Larger files are always kept as volumes' data is: in blocks they are slow to read, cut and remove.
@@ -61,6 +61,27 @@ pub(super) async fn described(files: CoreFilesystem, doing: &str) -> Result<Desc
     }
 }
 
+/// Whether large files are to lie on one device. A floor is a promise of one.
+pub(super) fn is_one_device(asked: Option<bool>, slo: &Slo) -> bool {
+    asked.unwrap_or(matches!(slo.promise, SloPromise::Floor(_)))
+}
+
+/// Refuses files on several devices where one device's time is promised.
+pub(super) fn check_devices(
+    one_device: Option<bool>,
+    slo: &Slo,
+    doing: &str,
+) -> Result<(), NodeError> {
+    match (one_device, slo.promise) {
+        (Some(false), SloPromise::Floor(_)) => {
+            let found = "a floor is promised of the device that holds the filesystem, and its large files would lie on others, too";
+            Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("leave its files on one device (--devices one), or give it a share instead of a floor"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a size of promotion that makes no sense.
 pub(super) fn check_promotion(promote_bytes: Option<u64>, doing: &str) -> Result<(), NodeError> {
     match promote_bytes {
@@ -85,21 +106,30 @@ async fn change_on_core(
         quota_files,
         promote_bytes,
         zeros_to_holes,
+        one_device,
         slo,
         oversubscribe: _,
     } = changes;
+    let now = slo.unwrap_or_else(|| slo_in(&files.settings()));
+    check_devices(one_device, &now, doing)?;
     let changed = files.change_settings(|settings| {
         settings.quota_bytes = quota_bytes.unwrap_or(settings.quota_bytes);
         settings.quota_files = quota_files.unwrap_or(settings.quota_files);
         settings.promote_bytes = promote_bytes.unwrap_or(settings.promote_bytes);
         settings.zeros_to_holes = zeros_to_holes.unwrap_or(settings.zeros_to_holes);
+        settings.one_device = match one_device {
+            Some(asked) => asked,
+            None => settings.one_device || is_one_device(None, &now),
+        };
         settings.opaque = slo.as_ref().map_or(settings.opaque, kept);
     });
     let changed = changed.await.map_err(|error| file_error(error, doing))?;
     // Also if two change it at the same time: each goes by what was kept last.
     if let Some(known) = core.files.exports.borrow().get(&files.id()) {
         let (slo, limits) = terms_of(&slo_in(&changed));
-        known.tenant.change(slo, limits);
+        for at in known.places.iter() {
+            at.tenant.change(slo, limits);
+        }
     }
     described(files, doing).await
 }
@@ -192,7 +222,7 @@ impl RealNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::{Rates, SloLimit, SloPromise};
+    use crate::node::{Rates, SloLimit};
 
     #[test]
     fn slos_are_read_as_they_were_kept() {

@@ -1,4 +1,5 @@
-//! Turns of a filesystem at the device that it is stored on.
+//! Turns of a filesystem at the devices that it is stored on: at that of a large file that is in use for what is done with its
+//! content, at the one that has the names for all else.
 //!
 //! Here, around everything that clients see of it, and nowhere further in: who waits for a turn holds no lock of the
 //! filesystem, and no operation waits for a turn while it is under way. `docs/scheduling.md` has the prices.
@@ -11,6 +12,7 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::Poll;
 
 use flagstone_device::engine::{DeviceReads, join_all};
@@ -54,6 +56,9 @@ pub(super) trait Holding: Files {
 
     /// Waits until it would not.
     fn let_go(&self) -> impl Future<Output = ()>;
+
+    /// At which of the devices the content of a file is, if that is known without looking: otherwise 0, the one that has the names.
+    fn place_of(&self, node: Node) -> usize;
 }
 
 impl<P: Platform> Holding for WithSnapshots<Filesystem<P>> {
@@ -64,36 +69,63 @@ impl<P: Platform> Holding for WithSnapshots<Filesystem<P>> {
     async fn let_go(&self) {
         self.inner().lets_changes().await;
     }
+
+    fn place_of(&self, node: Node) -> usize {
+        self.inner().place_of(node)
+    }
+}
+
+/// Turns at one device.
+pub(in crate::node::real) struct TurnsAt<P: Platform, M> {
+    pub(super) tenant: Tenant<P>,
+    /// What the device was asked for by this core.
+    pub(super) meter: M,
 }
 
 /// Files whose operations take turns of a tenant.
 pub(in crate::node::real) struct InTurns<P: Platform, F, M> {
     files: F,
     platform: P,
-    tenant: Tenant<P>,
-    meter: M,
+    places: Rc<[TurnsAt<P, M>]>,
 }
 
-impl<P: Platform, F: Clone, M: Clone> Clone for InTurns<P, F, M> {
+impl<P: Platform, F: Clone, M> Clone for InTurns<P, F, M> {
     fn clone(&self) -> Self {
         InTurns {
             files: self.files.clone(),
             platform: self.platform.clone(),
-            tenant: self.tenant.clone(),
-            meter: self.meter.clone(),
+            places: self.places.clone(),
         }
     }
 }
 
 impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
-    /// `meter` tells what the device below `files` was asked for by this core.
-    pub(super) fn new(files: F, platform: P, tenant: Tenant<P>, meter: M) -> InTurns<P, F, M> {
+    /// The first of the places has the names.
+    pub(super) fn new(files: F, platform: P, places: Rc<[TurnsAt<P, M>]>) -> InTurns<P, F, M> {
         InTurns {
             files,
             platform,
-            tenant,
-            meter,
+            places,
         }
+    }
+
+    /// Whose turns are taken for the content of a file.
+    fn tenant_of(&self, node: Node) -> &Tenant<P> {
+        let place = self.files.place_of(node);
+        &self.places.get(place).unwrap_or(&self.places[0]).tenant
+    }
+
+    /// Whose turns are taken for all else.
+    fn tenant(&self) -> &Tenant<P> {
+        &self.places[0].tenant
+    }
+
+    /// What all devices were asked to read.
+    fn reads(&self) -> (u64, u64) {
+        let each = self.places.iter().map(|at| at.meter.reads());
+        each.fold((0, 0), |(operations, bytes), (more, of)| {
+            (operations + more, bytes + of)
+        })
     }
 
     /// The files without turns.
@@ -101,8 +133,8 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
         &self.files
     }
 
-    async fn turn(&self, want: Want) -> Result<Turn<P>, FileError> {
-        let mut turn = pin!(self.tenant.turn(want));
+    async fn turn(&self, tenant: &Tenant<P>, want: Want) -> Result<Turn<P>, FileError> {
+        let mut turn = pin!(tenant.turn(want));
         // Most get it at once, and need no timer.
         let at_once = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
         if let Poll::Ready(turn) = at_once {
@@ -117,9 +149,9 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
     }
 
     /// A turn for a change that can begin.
-    async fn turn_to_change(&self, want: Want) -> Result<Turn<P>, FileError> {
+    async fn turn_to_change(&self, tenant: &Tenant<P>, want: Want) -> Result<Turn<P>, FileError> {
         loop {
-            let turn = self.turn(want).await?;
+            let turn = self.turn(tenant, want).await?;
             if !self.files.is_held() {
                 return Ok(turn);
             }
@@ -134,9 +166,9 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
     async fn measured<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> (T, DeviceReads) {
         let (mut operations, mut bytes) = (0, 0);
         let done = poll_fn(|cx| {
-            let before = self.meter.reads();
+            let before = self.reads();
             let polled = work.as_mut().poll(cx);
-            let after = self.meter.reads();
+            let after = self.reads();
             operations += after.0 - before.0;
             bytes += after.1 - before.1;
             polled
@@ -153,10 +185,11 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
     /// Carries out a change, or a commit, in its turn.
     async fn change<T>(
         &self,
+        tenant: &Tenant<P>,
         want: Want,
         work: Pin<&mut impl Future<Output = Result<T, FileError>>>,
     ) -> Result<T, FileError> {
-        let mut turn = self.turn_to_change(want).await?;
+        let mut turn = self.turn_to_change(tenant, want).await?;
         let (done, reads) = self.measured(work).await;
         if done.is_err() {
             // Nothing has changed.
@@ -176,10 +209,10 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
         let blocks = u64::from(reads.blocks);
         let each = blocks.div_ceil(operations) * BLOCK_SIZE;
         let want = Want::read(0, each).times(operations);
-        let mut turn = match self.turn(want).await {
+        let mut turn = match self.turn(self.tenant(), want).await {
             Ok(turn) => turn,
             // What was found is there, so nobody is told to come back: what comes next waits the longer.
-            Err(_) => self.tenant.turn_now(want),
+            Err(_) => self.tenant().turn_now(want),
         };
         turn.used_reads(operations, blocks);
         found
@@ -192,7 +225,7 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
         want: Want,
         longest_ns: Option<&Cell<u64>>,
     ) -> Result<FileRead, FileError> {
-        let mut turn = self.turn(want).await?;
+        let mut turn = self.turn(self.tenant_of(node), want).await?;
         if let Some(longest) = longest_ns {
             longest.set(turn.waited_ns().max(longest.get()));
         }
@@ -216,7 +249,7 @@ impl<P: Platform, F: Holding, M: Meter> InTurns<P, F, M> {
         let parts = want.cut(part_bytes);
         let parts = parts.map(|part| self.read_part(caller, node, part, Some(&longest_ns)));
         let parts = join_all(parts).await;
-        self.tenant.note_waited(longest_ns.get());
+        self.tenant_of(node).note_waited(longest_ns.get());
         let mut whole: Option<FileRead> = None;
         for part in parts {
             let part = part?;
@@ -291,7 +324,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         len_bytes: u32,
     ) -> Result<FileRead, FileError> {
         let want = Want::read(offset_bytes, len_bytes.into());
-        let part_bytes = self.tenant.part_bytes();
+        let part_bytes = self.tenant_of(node).part_bytes();
         if want.len_bytes > part_bytes {
             let read = self.read_in_parts(caller, node, want, part_bytes).await?;
             if let Some(read) = read {
@@ -318,12 +351,13 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         match len_bytes {
             // Nothing is.
             0 => self.look(write).await,
-            _ => self.change(want, write).await,
+            _ => self.change(self.tenant_of(node), want, write).await,
         }
     }
 
     async fn commit(&self, caller: &Caller, node: Node) -> Result<Written, FileError> {
-        self.change(Want::flush(), pin!(self.files.commit(caller, node)))
+        let commit = pin!(self.files.commit(caller, node));
+        self.change(self.tenant_of(node), Want::flush(), commit)
             .await
     }
 
@@ -335,7 +369,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         guard: Option<Timestamp>,
     ) -> Result<Changes, FileError> {
         let set = pin!(self.files.set_attributes(caller, node, set, guard));
-        self.change(want_to_change(), set).await
+        self.change(self.tenant(), want_to_change(), set).await
     }
 
     async fn make(
@@ -347,7 +381,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         set: SetAttributes,
     ) -> Result<Created, FileError> {
         let make = pin!(self.files.make(caller, directory, name, new, set));
-        self.change(want_to_change(), make).await
+        self.change(self.tenant(), want_to_change(), make).await
     }
 
     async fn remove(
@@ -357,7 +391,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         name: &[u8],
     ) -> Result<Changes, FileError> {
         let remove = pin!(self.files.remove(caller, directory, name));
-        self.change(want_to_change(), remove).await
+        self.change(self.tenant(), want_to_change(), remove).await
     }
 
     async fn remove_directory(
@@ -367,7 +401,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         name: &[u8],
     ) -> Result<Changes, FileError> {
         let remove = pin!(self.files.remove_directory(caller, directory, name));
-        self.change(want_to_change(), remove).await
+        self.change(self.tenant(), want_to_change(), remove).await
     }
 
     async fn rename(
@@ -377,7 +411,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         to: (Node, &[u8]),
     ) -> Result<(Changes, Changes), FileError> {
         let rename = pin!(self.files.rename(caller, from, to));
-        self.change(want_to_change(), rename).await
+        self.change(self.tenant(), want_to_change(), rename).await
     }
 
     async fn link(
@@ -388,7 +422,7 @@ impl<P: Platform, F: Holding, M: Meter> Files for InTurns<P, F, M> {
         name: &[u8],
     ) -> Result<(Attributes, Changes), FileError> {
         let link = pin!(self.files.link(caller, node, directory, name));
-        self.change(want_to_change(), link).await
+        self.change(self.tenant(), want_to_change(), link).await
     }
 
     async fn list(

@@ -7,7 +7,6 @@ use super::super::core::CoreNode;
 use super::super::describe::{LOOK_PAUSE, LOOKS_MAX};
 use super::super::engines::OwnedEngine;
 use super::super::errors::{closed, node_error};
-use super::super::files::has_store;
 use super::Stays;
 use crate::node::{
     HandedOverJournal, JournalInfo, MetricKind, NamedValue, NodeError, NodeErrorKind,
@@ -286,7 +285,7 @@ impl CoreNode {
             core: self.index as u32,
             volume_count: volumes,
             mapped_bytes: mapped,
-            has_filesystems: has_store(&owned.engine),
+            has_filesystems: self.files.hold(owned),
             takes_new: is_first,
             is_apart: self.homes.is_apart(owned.number),
             closed: None,

@@ -24,7 +24,6 @@ use super::attributes::VolumeAttributes;
 use super::between::MoveStore;
 use super::core::{CoreNode, Unasked};
 use super::engines::OwnedEngine;
-use super::files::has_store;
 use super::names::Place;
 use super::notes::VolumeNotes;
 use super::onward::Gone;
@@ -108,7 +107,7 @@ impl CoreNode {
                 held_ns: 0,
             });
         }
-        if has_store(&owned.engine) {
+        if self.files.hold(&owned) {
             return Err(Stays::Filesystems);
         }
         // Nothing is made in it from here on. What is being made is waited for: it goes, too.
@@ -149,7 +148,7 @@ impl CoreNode {
         to: usize,
     ) -> Result<Moved, Stays> {
         // That may be what was just being made.
-        if has_store(&owned.engine) {
+        if self.files.hold(owned) {
             return Err(Stays::Filesystems);
         }
         let volumes = self.volumes_of(owned)?;

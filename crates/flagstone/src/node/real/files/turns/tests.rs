@@ -170,7 +170,11 @@ impl Scene {
         let tenant = self.turns.tenant(slo, limits);
         let (files, platform) = (self.files.clone(), self.platform.clone());
         let meter = SimMeter(self.disk.clone());
-        let in_turns = InTurns::new(files, platform, tenant.clone(), meter);
+        let at = TurnsAt {
+            tenant: tenant.clone(),
+            meter,
+        };
+        let in_turns = InTurns::new(files, platform, Rc::new([at]));
         (in_turns, tenant)
     }
 }
