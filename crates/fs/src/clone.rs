@@ -199,7 +199,7 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(Copied::Bytes(bytes));
         }
-        let made = self.make_dvol(making, NOBODY, inode).await?;
+        let made = self.make_dvol(making, NOBODY, inode, 0).await?;
         let made = made.ok_or(FileError::NoSpace)?;
         self.copy_content(view, source.file, inode, made).await?;
         Ok(Copied::Dvol {

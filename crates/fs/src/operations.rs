@@ -446,7 +446,8 @@ impl<P: Platform> Files for Filesystem<P> {
                     continue;
                 }
                 Ok(Chunk::Promote) => {
-                    Box::pin(inner.promote(file)).await?;
+                    let more = data.len() as u64;
+                    Box::pin(inner.promote(file, more)).await?;
                     continue;
                 }
                 Ok(Chunk::Lost) => continue,

@@ -39,6 +39,10 @@ pub(crate) struct Places<P: Platform> {
     noted: RefCell<BTreeSet<DeviceId>>,
 }
 
+/// Of the tree's device, one part of so many is for names and small files, which have no other: large files go there only if no other
+/// device takes them.
+const KEPT_PART: u64 = 16;
+
 /// What a dvol elsewhere says of where the tree is that names it. Never zero.
 fn mark_of<P: Platform>(home: &Engine<P>) -> u64 {
     let id = home.superblock().device_id.0;
@@ -119,19 +123,29 @@ impl<P: Platform> Places<P> {
 
     /// Where a new dvol goes, and where else if there is no room: each place is the first one as often as its share of all that is
     /// free says, so that devices of different sizes fill up together and are all at work. Those that take nothing are left out,
-    /// unless none does.
-    pub(crate) fn for_new(&self, draw: impl FnOnce() -> u64) -> Vec<Place> {
+    /// unless none does, and those without room for `needed` bytes come last.
+    pub(crate) fn for_new(&self, needed: u64, draw: impl FnOnce() -> u64) -> Vec<Place> {
         if self.engines.len() == 1 {
             return vec![Place::HOME];
         }
         let running = self
             .all()
             .filter(|(_, engine)| engine.check_running().is_ok());
-        let mut places: Vec<(u64, Place)> = running
-            .map(|(place, engine)| (engine.free_bytes(), place))
-            .collect();
+        let room = |(place, engine): (Place, &Engine<P>)| {
+            let kept = match place {
+                Place::HOME => engine.capacity_bytes() / KEPT_PART,
+                _ => 0,
+            };
+            (engine.free_bytes().saturating_sub(kept), place)
+        };
+        let mut places: Vec<(u64, Place)> = running.map(room).collect();
         places.sort_by_key(|(free, place)| (std::cmp::Reverse(*free), place.0));
+        let fitting = places.partition_point(|(free, _)| *free >= needed);
+        let mut others: Vec<Place> = places.drain(fitting..).map(|(_, place)| place).collect();
+        // What the tree's device has left is more than nothing.
+        others.sort_by_key(|place| *place != Place::HOME);
         let mut places = in_turn(places, draw());
+        places.extend(others);
         if places.is_empty() {
             places.push(Place::HOME);
         }

@@ -65,18 +65,23 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Makes the dvol that was set aside, empty, where there is room for it. `None`: there are too many dvols. Durable when this
+    /// Makes the dvol that was set aside, empty, where there is room for what the file has and so much more. `None`: there are too many dvols. Durable when this
     /// returns.
     pub(crate) async fn make_dvol(
         &self,
         making: &Making<P>,
         file: FileId,
         inode: &Inode,
+        more_bytes: u64,
     ) -> Result<Option<(Place, Handle)>, Tried> {
+        let needed = inode.attributes.used_bytes.saturating_add(more_bytes);
         let mut refused = DvolError::TooMany;
         let places = match self.with_state(|state| state.superblock.one_device) {
             true => vec![Place::HOME],
-            false => self.places.for_new(|| self.platform.random_u64()),
+            false => {
+                let draw = || self.platform.random_u64();
+                self.places.for_new(needed, draw)
+            }
         };
         for place in places {
             self.note_place(place).await?;
@@ -164,13 +169,17 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Makes a file's content a dvol. Nobody sees a difference. It is as it was if there are too many dvols.
-    pub(crate) async fn promote(self: &Rc<Self>, file: FileId) -> Result<(), FileError> {
+    /// Makes a file's content a dvol, before so many more bytes are written to it. Nobody sees a difference. It is as it was if there are too many dvols.
+    pub(crate) async fn promote(
+        self: &Rc<Self>,
+        file: FileId,
+        more_bytes: u64,
+    ) -> Result<(), FileError> {
         for attempt in 0..ATTEMPTS_MAX {
             if attempt > 2 {
                 self.platform.yield_now().await;
             }
-            match self.try_promote(file).await {
+            match self.try_promote(file, more_bytes).await {
                 Ok(()) => return Ok(()),
                 Err(Tried::Again) => {}
                 Err(Tried::For(error)) => return Err(error),
@@ -179,7 +188,7 @@ impl<P: Platform> Inner<P> {
         Err(FileError::Later)
     }
 
-    async fn try_promote(self: &Rc<Self>, file: FileId) -> Result<(), Tried> {
+    async fn try_promote(self: &Rc<Self>, file: FileId, more_bytes: u64) -> Result<(), Tried> {
         let _entered = self.enter().await;
         let _own = self.locks.own(&[file.number()]).await;
         self.refresh().await?;
@@ -206,7 +215,7 @@ impl<P: Platform> Inner<P> {
             return Ok(());
         }
         let mut making = self.begin_making();
-        let Some(made) = self.make_dvol(&making, file, &inode).await? else {
+        let Some(made) = self.make_dvol(&making, file, &inode, more_bytes).await? else {
             let now = self.platform.now().0;
             self.promote_from_ns.set(now + PAUSE_NS);
             warn!(
@@ -356,7 +365,7 @@ impl<P: Platform> Inner<P> {
             self.is_to_promote(change, file, &inode, size_bytes).await
         });
         match wanted.await {
-            Ok(true) => self.promote(file).await,
+            Ok(true) => self.promote(file, 0).await,
             // Whoever sets it finds out.
             Ok(false) | Err(FileError::Stale) => Ok(()),
             Err(error) => Err(error),

@@ -35,6 +35,9 @@ impl Through {
     }
 }
 
+/// Connections to qemu-nbd, which takes 16 requests at a time of each.
+const CLIENTS: u64 = 2;
+
 /// So many writes of 4 KiB at random places of a sparse image of 64 GiB, 32 in flight.
 pub(super) fn run(scene: &Scene, bench: &mut Bench, operations: u64) -> Result<Through> {
     for program in ["qemu-nbd", "fio"] {
@@ -48,6 +51,7 @@ pub(super) fn run(scene: &Scene, bench: &mut Bench, operations: u64) -> Result<T
     let mut server = Command::new("qemu-nbd");
     server
         .args(["--persistent", "--format=raw", "--cache=writethrough"])
+        .arg(format!("--shared={CLIENTS}"))
         .args(["--aio=threads", "--socket"])
         .arg(&socket)
         .arg(format!("nfs://127.0.0.1/{FILESYSTEM}/{IMAGE}"));
@@ -71,13 +75,15 @@ pub(super) fn run(scene: &Scene, bench: &mut Bench, operations: u64) -> Result<T
         "--bs=4k",
     ])
     .args([
-        "--iodepth=32",
+        "--iodepth=16",
+        "--group_reporting",
         "--norandommap",
         "--randrepeat=1",
         "--output-format=json",
     ])
     .arg(format!("--size={IMAGE_BYTES}"))
-    .arg(format!("--number_ios={operations}"))
+    .arg(format!("--numjobs={CLIENTS}"))
+    .arg(format!("--number_ios={}", operations / CLIENTS))
     .arg(format!("--uri=nbd+unix:///?socket={}", socket.display()))
     .arg(format!("--output={}", report.display()));
     repo::output(load).with_context(|| server.log_tail())?;

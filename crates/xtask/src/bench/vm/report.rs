@@ -421,8 +421,8 @@ impl Report {
             let counts = &through.counts;
             let _ = writeln!(
                 page,
-                "\nThrough QEMU's own client (`qemu-nbd --cache=writethrough` on `nfs://`, fio with 32 in flight, of which \
-                 qemu-nbd takes 16 at a time; an emulated machine would be too slow): {} writes of 4 KiB at random places of a sparse image of 64 GiB, {} a \
+                "\nThrough QEMU's own client (`qemu-nbd --cache=writethrough` on `nfs://`, two connections of fio with 16 \
+                 requests in flight, as many as qemu-nbd takes of each; an emulated machine would be too slow): {} writes of 4 KiB at random places of a sparse image of 64 GiB, {} a \
                  second, were {} calls of NFS ({}), and {:.3} bytes at the device for each ({:.3} of them journal, {:.3} \
                  nodes), {} flushes.",
                 through.operations,
