@@ -245,6 +245,8 @@ pub(crate) struct NodeOptions {
     /// With it the node is `flagstone serve`, and the size says nothing: devices, exports and where it serves NFS are
     /// in the configuration.
     pub(crate) config: Option<PathBuf>,
+    /// Devices of that size beside the first. With any the node is `flagstone serve`, and makes no volume and no filesystem by itself.
+    pub(crate) more_devices: u32,
     /// Further arguments and environment of the server.
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
@@ -307,9 +309,19 @@ impl Node {
             .with_context(|| format!("creating {}", options.dir.display()))?;
         let mut command = Command::new(&options.binary);
         match &options.config {
-            None => command
+            None if options.more_devices == 0 => command
                 .args(["dev", "--size", &options.size])
                 .args(["--nfs", &self.nfs_address()]),
+            None => {
+                command.args(["serve", "--nfs", &self.nfs_address()]);
+                for device in self.device_paths() {
+                    if !device.exists() {
+                        self.format(&device)?;
+                    }
+                    command.arg("--device").arg(device);
+                }
+                command.arg("--no-portmapper")
+            }
             Some(config) => command.arg("serve").arg("--config").arg(config),
         };
         command
@@ -391,35 +403,63 @@ impl Node {
         self.options.dir.join("device.img")
     }
 
+    /// That, and those beside it.
+    fn device_paths(&self) -> Vec<PathBuf> {
+        let more = 1..=self.options.more_devices;
+        let more = more.map(|nth| self.options.dir.join(format!("device-{nth}.img")));
+        std::iter::once(self.device_path()).chain(more).collect()
+    }
+
+    fn format(&self, device: &Path) -> Result<()> {
+        let mut command = Command::new(&self.options.binary);
+        command.args(["device", "format"]).arg(format!(
+            "{}:{}",
+            device.display(),
+            self.options.size
+        ));
+        repo::output(command).map(drop)
+    }
+
     /// Where a volume or snapshot is served.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd://127.0.0.1:{}/{export}", self.nbd_port)
     }
 
-    /// `flagstone verify` of the device while the node is not running.
+    /// `flagstone verify` of all devices while the node is not running.
     pub(crate) fn verify(&self) -> Result<String> {
         ensure!(
             self.daemon.is_none(),
             "verify reads a device that nobody writes"
         );
-        let mut command = Command::new(&self.options.binary);
-        command.arg("verify").arg(self.device_path());
-        repo::output(command)
+        let mut found = String::new();
+        for device in self.device_paths() {
+            let mut command = Command::new(&self.options.binary);
+            command.arg("verify").arg(device);
+            found += &repo::output(command)?;
+        }
+        Ok(found)
     }
 
-    /// `flagstone fs check --device` of the device while the node is not running. It must not have been written to.
+    /// `flagstone fs check --device` of all devices while the node is not running. They must not have been written to.
     pub(crate) fn check_files(&self) -> Result<String> {
         ensure!(
             self.daemon.is_none(),
             "filesystems are checked on a device that nobody writes"
         );
-        let device = self.device_path();
-        let modified = || fs::metadata(&device).and_then(|about| about.modified());
-        let before = modified().context("looking at the device")?;
+        let devices = self.device_paths();
+        let modified = || {
+            let each = devices.iter().map(fs::metadata);
+            let each = each.map(|about| about.and_then(|about| about.modified()));
+            each.collect::<Result<Vec<_>, _>>()
+        };
+        let before = modified().context("looking at the devices")?;
         let mut command = Command::new(&self.options.binary);
-        command.args(["fs", "check", "--device"]).arg(&device);
+        command.args(["fs", "check"]);
+        for device in &devices {
+            command.arg("--device").arg(device);
+        }
         let found = repo::output(command)?;
-        let after = modified().context("looking at the device")?;
+        let after = modified().context("looking at the devices")?;
         ensure!(before == after, "`fs check --device` wrote to the device");
         Ok(found)
     }

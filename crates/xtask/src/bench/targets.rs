@@ -323,6 +323,7 @@ pub(super) fn flagstone(setup: &FlagstoneSetup, variant: &Variant, dir: &Path) -
         size: setup.device_size.clone(),
         cores: setup.cores,
         config: None,
+        more_devices: 0,
         arguments: variant.arguments.clone(),
         environment: variant.environment.clone(),
     })?;

@@ -21,7 +21,7 @@ use super::load::Random;
 use super::nfs::Client;
 use super::rpc::Rpc;
 use super::scene::Scene;
-use crate::daemon::Node;
+use crate::daemon::{Node, NodeOptions};
 use crate::{process, repo};
 use steady::{Seen, Steady};
 
@@ -46,7 +46,13 @@ pub(super) fn run(scene: &Scene, crashes: u32, seed: u64) -> Result<()> {
             "{tool} is missing; ./.ci/test installs it"
         );
     }
-    let mut node = Node::start_with_files(scene.options("2G", 2))?;
+    // Large files lie on both devices.
+    let options = NodeOptions {
+        more_devices: 1,
+        ..scene.options("2G", 2)
+    };
+    let mut node = Node::start_with_files(options)?;
+    node.run(&["fs", "create", FILESYSTEM])?;
     let tree = copy_tree(scene, &node)?;
     node.run(&["fs", "snapshot", "create", FILESYSTEM, SNAPSHOT])?;
     let (copied, original) = tree.first().context("the tree is empty")?;
@@ -73,6 +79,9 @@ pub(super) fn run(scene: &Scene, crashes: u32, seed: u64) -> Result<()> {
         !listed.contains("load-"),
         "the snapshot has files that came after it:\n{listed}"
     );
+    let shown = node.json(&["fs", "show", FILESYSTEM])?;
+    let parts = shown["devices"].as_array().map_or(0, Vec::len);
+    ensure!(parts == 2, "files are not on both devices: {shown}");
     node.run(&["fs", "snapshot", "delete", FILESYSTEM, SNAPSHOT])?;
     node.run(&["fs", "check", FILESYSTEM])?;
     node.stop()?;

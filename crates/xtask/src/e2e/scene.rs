@@ -105,6 +105,7 @@ impl Scene {
             size: size.to_owned(),
             cores,
             config: None,
+            more_devices: 0,
             arguments: Vec::new(),
             environment: Vec::new(),
         }

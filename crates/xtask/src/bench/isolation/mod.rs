@@ -210,6 +210,7 @@ impl Place<'_> {
             size: DEVICE_SIZE.to_owned(),
             cores: scene.cores,
             config,
+            more_devices: 0,
             arguments,
             environment: Vec::new(),
         };

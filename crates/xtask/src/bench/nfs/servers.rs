@@ -99,6 +99,7 @@ pub(super) fn own(name: &'static str, own: Own, dir: &Path) -> Result<Server> {
         size: own.device_size,
         cores: 1,
         config: None,
+        more_devices: 0,
         arguments: own.arguments,
         environment: own.environment,
     })?;

@@ -204,6 +204,7 @@ impl Place<'_> {
             size: self.device_size.to_owned(),
             cores: 1,
             config: None,
+            more_devices: 0,
             arguments: vec!["--native".to_owned(), format!("127.0.0.1:{native_port}")],
             environment: Vec::new(),
         })?;

@@ -140,6 +140,7 @@ pub(super) fn run(root: &Path, arguments: &ScaleArguments) -> Result<()> {
         size: arguments.device_size.clone(),
         cores: arguments.cores,
         config: None,
+        more_devices: 0,
         // Those of the other cores are any free ones, which HELLO tells.
         arguments: vec!["--native".to_owned(), "127.0.0.1:0".to_owned()],
         environment: Vec::new(),
