@@ -116,6 +116,12 @@ pub enum Bug {
     CopyBeforeFlush,
     /// Recovery keeps a part that was written over a block which it leaves out.
     PartOutlivesBlock,
+    /// What is mapped under a delta displaces it.
+    UnderDisplacesDelta,
+    /// Recovery keeps what was mapped under a delta which it leaves out.
+    UnderOutlivesDelta,
+    /// What is mapped under a delta takes the block's metadata away.
+    UnderForgetsMeta,
     /// Attributes that come with a write are a unit of their own.
     AttributesApart,
     /// Zeros are written over a segment in use without a look at which of its blocks are.
@@ -126,7 +132,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 57] = [
+    pub const ALL: [Bug; 60] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -177,6 +183,9 @@ impl Bug {
         Bug::ConditionsNotLocked,
         Bug::CopyBeforeFlush,
         Bug::PartOutlivesBlock,
+        Bug::UnderDisplacesDelta,
+        Bug::UnderOutlivesDelta,
+        Bug::UnderForgetsMeta,
         Bug::AttributesApart,
         Bug::JournaledOutlivesBlock,
         Bug::JournaledNotSeen,

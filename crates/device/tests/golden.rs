@@ -23,6 +23,7 @@ const JOURNAL: &str = include_str!("golden/v1-journal.txt");
 const ENGINE: &str = include_str!("golden/v1-engine.txt");
 const ATTRIBUTES: &str = include_str!("golden/v1-attributes.txt");
 const JOURNALED: &str = include_str!("golden/v1-journaled.txt");
+const UNDER: &str = include_str!("golden/v1-under.txt");
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
@@ -253,6 +254,37 @@ fn make_journaled() -> Builder {
     builder
 }
 
+/// What was mapped under deltas: of a snapshot's and of one in the journal, whose data is missing, so that what lies under it is left out with it.
+fn make_under() -> Builder {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let alpha = builder.create(0, "alpha", None);
+    let data = builder.data(0, alpha, 4, 2, 9);
+    builder.unit(0, vec![data]);
+    let delta = builder.delta(0, alpha, 4, (0, 2048));
+    builder.unit(0, vec![delta]);
+    builder.checkpoint(0, false);
+    let snapshot = Record::Snapshot {
+        slot: alpha,
+        layer_slot: builder.free_slots(0, 1)[0],
+        head: builder.state(0).next_layer,
+        created_ns: 77,
+        name: "monday".into(),
+    };
+    builder.unit(0, vec![snapshot]);
+    let under = builder.under(0, alpha, 4, 9);
+    builder.unit(0, vec![under]);
+    builder.flush();
+    let lost = builder.delta(0, alpha, 5, (2048, 2048));
+    let (block, _) = lost.new_blocks().next().expect("one block");
+    builder.unit(0, vec![lost]);
+    let under = builder.under(0, alpha, 5, 9);
+    builder.unit(0, vec![under]);
+    builder.image.put(block, &[]);
+    builder
+}
+
 fn lsn_or_next(builder: &Builder, slot: Slot, lsn: Option<Lsn>) -> Lsn {
     lsn.unwrap_or_else(|| builder.next_lsn(0, slot))
 }
@@ -282,6 +314,11 @@ fn make() {
             "journaled",
             make_journaled(),
             "Data that the journal alone has; power failed.",
+        ),
+        (
+            "under",
+            make_under(),
+            "Data mapped under deltas; power failed.",
         ),
     ];
     for (name, builder, about) in made {
@@ -728,6 +765,44 @@ fn attributes_and_what_they_came_with() {
         })
         .collect();
     assert_eq!(described, [(0, 2, 23), (0, 3, 33), (0, 4, 43)]);
+}
+
+#[test]
+fn what_was_mapped_under_deltas() {
+    let image = golden::from_text(UNDER);
+    let counts = check(&image).counts;
+    // The snapshot's two and the one below its delta, which both have.
+    assert_eq!(
+        (
+            counts.dropped_units,
+            counts.data_blocks,
+            counts.delta_blocks
+        ),
+        (2, 3, 1)
+    );
+    let opened = Image::open(&image).expect("valid");
+    let roots = opened.roots(0);
+    let ring = Ring::scan(&opened, roots.current().expect("a root"));
+    let units = ring
+        .groups
+        .iter()
+        .flat_map(|g| read_units(&opened, 0, g).expect("valid"));
+    let mapped: Vec<(u32, u64, u64, u64)> = units
+        .flatten()
+        .filter_map(|record| match record {
+            Record::MapUnder {
+                slot,
+                lsn,
+                vblock,
+                mapped,
+            } => Some((slot.0, lsn.0, vblock.0, mapped.meta)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(mapped, [(0, 3, 4, 9), (0, 5, 5, 9)]);
+    let words = inspect(&opened, true).words();
+    let expected = "map under a delta slot 0, LSN 0.3: v4 at ";
+    assert!(words.contains(expected), "'{expected}' is not in\n{words}");
 }
 
 #[test]

@@ -142,6 +142,48 @@ fn a_part_is_left_out_with_the_block_below_it() {
     assert_eq!(counts(&image), (2, 1), "both");
 }
 
+/// What is mapped under a delta goes with it, and so does what is written over that; but not with the block that it replaced, nor with one of
+/// its kind before it.
+#[test]
+fn what_lies_under_a_delta_is_left_out_with_it() {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let dvol = builder.create(0, "first", None);
+    let record = builder.data(0, dvol, 0, 1, 0);
+    builder.unit(0, vec![record]);
+    builder.flush();
+    let mut blocks = Vec::new();
+    for is_delta in [true, false, false, true, false] {
+        let record = match is_delta {
+            true => builder.delta(0, dvol, 0, (0, 2048)),
+            false => builder.under(0, dvol, 0, 7),
+        };
+        blocks.extend(record.new_blocks().map(|(block, _)| block));
+        builder.unit(0, vec![record]);
+    }
+    let counts = |lost: &[usize]| {
+        let mut image = builder.image.clone();
+        for &number in lost {
+            image.put(blocks[number], &[]);
+        }
+        let counts = assert_clean(&image, &format!("without {lost:?}")).counts;
+        (
+            counts.dropped_units,
+            counts.data_blocks,
+            counts.delta_blocks,
+        )
+    };
+    assert_eq!(counts(&[]), (0, 1, 1));
+    // What was displaced isn't looked at.
+    assert_eq!(counts(&[0, 1, 2]), (0, 1, 1));
+    assert_eq!(counts(&[4]), (1, 1, 1));
+    assert_eq!(counts(&[3]), (2, 1, 1), "the delta and what is under it");
+    // Then the one before is final, and is missing as well: what was written over it goes, too.
+    assert_eq!(counts(&[2, 4]), (3, 1, 1));
+    assert_eq!(counts(&[0, 3]), (5, 1, 0), "all but the block");
+}
+
 /// An aborted unit is left out although its data is there, wherever the watermark stands.
 #[test]
 fn aborted_units_never_happened() {

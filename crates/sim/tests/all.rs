@@ -17,6 +17,7 @@ mod flips;
 mod flush_ahead;
 mod full_device;
 mod gathered;
+mod halves;
 mod hand_over;
 mod history;
 mod idle;

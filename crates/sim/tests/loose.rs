@@ -16,11 +16,23 @@ async fn quiet(
     disk: &SimDisk,
     dvols: usize,
 ) -> (Engine<SimPlatform>, Vec<Handle>) {
-    let options = EngineOptions {
+    with_options(platform, disk, dvols, of_few_flushes()).await
+}
+
+fn of_few_flushes() -> EngineOptions {
+    EngineOptions {
         quiet_ns: u64::MAX / 2,
         idle_ns: u64::MAX / 2,
         ..EngineOptions::default()
-    };
+    }
+}
+
+async fn with_options(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    dvols: usize,
+    options: EngineOptions,
+) -> (Engine<SimPlatform>, Vec<Handle>) {
     let engine = begin(platform, disk, options).await;
     let creating = (0..dvols).map(|n| engine.create(named(&format!("v{n}"), 0)));
     let created = join_all(creating).await;
@@ -121,10 +133,11 @@ fn a_batch_over_dvols_is_flushed_before_either_is_copied_from() {
     }
 }
 
-/// Parts that together are a whole block copy nothing but its metadata, and that from a write which a crash may take back as a whole.
+/// Parts that together are a whole block copy nothing but its metadata, and that from a write which a crash may take back as a whole. That there is none
+/// is copied as well: before that write there was some, or there was never any.
 #[test]
 fn metadata_of_a_block_that_was_put_together_is_copied_once_it_is_flushed() {
-    for (meta, flushes) in [(7, 1), (0, 0)] {
+    for (before, meta, flushes) in [(0, 7, 1), (0, 0, 0), (7, 0, 1), (7, 7, 1)] {
         let disk = SimDisk::new(DiskConfig::new(64 << 20));
         let world = World::new(1);
         let platform = world.platform(0);
@@ -132,6 +145,9 @@ fn metadata_of_a_block_that_was_put_together_is_copied_once_it_is_flushed() {
             let (engine, dvols) = quiet(&platform, &disk, 1).await;
             let dvol = dvols[0];
             let unstable = Stability::Unstable;
+            let first = engine.write_ex(dvol, 0, bytes(2 * BLOCK), before, unstable);
+            first.await.expect("writes");
+            engine.flush().await.expect("flushes");
             let both = engine.write_ex(dvol, 0, bytes(2 * BLOCK), meta, unstable);
             both.await.expect("writes");
             let before = engine.counters().flushes.get();
@@ -144,7 +160,37 @@ fn metadata_of_a_block_that_was_put_together_is_copied_once_it_is_flushed() {
             write(&engine, dvol, BLOCK / 2, BLOCK / 2)
                 .await
                 .expect("writes");
-            assert_eq!(engine.counters().flushes.get(), before + flushes, "{meta}");
+            let found = engine.counters().flushes.get() - before;
+            assert_eq!(found, flushes, "{meta}");
+        });
+    }
+}
+
+/// What lies under a delta copies the block's metadata, too. A crash that takes the write back which that is of takes the delta back, and so all of it.
+#[test]
+fn metadata_of_what_lies_under_a_delta_needs_no_flush() {
+    for meta in [7, 0] {
+        let disk = SimDisk::new(DiskConfig::new(64 << 20));
+        let world = World::new(1);
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            let options = EngineOptions {
+                recent_parts_bytes: 0,
+                ..of_few_flushes()
+            };
+            let (engine, dvols) = with_options(&platform, &disk, 1, options).await;
+            let dvol = dvols[0];
+            let both = engine.write_ex(dvol, 0, bytes(2 * BLOCK), meta, Stability::Unstable);
+            both.await.expect("writes");
+            let before = (engine.counters().flushes.get(), disk.counts().reads);
+            for half in [0, 1] {
+                let at = half * BLOCK / 2;
+                write(&engine, dvol, at, BLOCK / 2).await.expect("writes");
+            }
+            let after = (engine.counters().flushes.get(), disk.counts().reads);
+            assert_eq!(after, before, "{meta}");
+            let read = engine.read_ex(dvol, 0, BLOCK).await;
+            assert_eq!(read.expect("reads").1[0].meta, meta);
         });
     }
 }

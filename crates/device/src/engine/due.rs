@@ -67,7 +67,7 @@ impl<P: Platform> Inner<P> {
                 let each = runs.iter().map(|run| run.blocks.len() as u64);
                 each.map(|count| self.nodes_due(*slot, count)).sum()
             }
-            Record::Delta { slot, .. } => self.nodes_due(*slot, 1),
+            Record::Delta { slot, .. } | Record::MapUnder { slot, .. } => self.nodes_due(*slot, 1),
             Record::Unmap { slot, ranges, .. } => {
                 ranges.len() as u64 * self.nodes_due_unmapping(*slot)
             }

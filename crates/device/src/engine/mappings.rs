@@ -56,6 +56,16 @@ pub(super) fn final_mappings(
                     let found = (index, *block, *checksum);
                     last.insert((*slot, Key::delta(*vblock)), found);
                 }
+                // The delta stays what it is, and its data is needed.
+                Record::MapUnder {
+                    slot,
+                    vblock,
+                    mapped,
+                    ..
+                } => {
+                    let found = (index, mapped.block, mapped.checksum);
+                    last.insert((*slot, Key::block(*vblock)), found);
+                }
                 Record::Unmap { slot, ranges, .. } => {
                     for &(start, count) in ranges {
                         forget_mappings(&mut last, *slot, start, count);
@@ -81,10 +91,16 @@ pub(super) fn final_mappings(
     last.into_values().chain(superseded).collect()
 }
 
-/// Units that write a part of a block over it, each with the unit that mapped the block. Blocks that were
-/// mapped before the chain are left out: nothing takes those back.
-pub(super) fn parts_over(chain: &Chain, aborted: &BTreeSet<usize>) -> Vec<(usize, usize)> {
-    let mut blocks: BTreeMap<(Slot, VBlock), usize> = BTreeMap::new();
+/// Units that mapped something last, by place.
+type Units = BTreeMap<(Slot, VBlock), usize>;
+
+/// Units that write a part of a block over it, each with the unit that mapped the block, and units that map the rest of a block under
+/// a delta, each with the delta's; in the order of the chain. What was mapped before the chain is left out: nothing takes that back.
+///
+/// What is mapped under a delta needs nothing of what it replaces, but means nothing without the delta, or a later one which has all that it had.
+/// A later one lies over it.
+pub(super) fn parts_beside(chain: &Chain, aborted: &BTreeSet<usize>) -> Vec<(usize, usize)> {
+    let (mut blocks, mut deltas) = (Units::new(), Units::new());
     let mut parts = Vec::new();
     let units = chain.units.iter().enumerate();
     for (index, unit) in units.filter(|(index, _)| !aborted.contains(index)) {
@@ -92,22 +108,37 @@ pub(super) fn parts_over(chain: &Chain, aborted: &BTreeSet<usize>) -> Vec<(usize
             match record {
                 Record::Map { slot, runs, .. } => {
                     for run in runs {
-                        let mapped = (run.start.0..).take(run.blocks.len());
-                        blocks.extend(mapped.map(|vblock| ((*slot, VBlock(vblock)), index)));
+                        let end = VBlock(run.start.0 + run.blocks.len() as u64);
+                        forget_blocks(&mut deltas, (*slot, run.start)..(*slot, end));
+                        let mapped = (run.start.0..end.0).map(VBlock);
+                        blocks.extend(mapped.map(|vblock| ((*slot, vblock), index)));
                     }
                 }
                 Record::Delta { slot, vblock, .. } => {
-                    parts.extend(blocks.get(&(*slot, *vblock)).map(|&under| (index, under)));
+                    let place = (*slot, *vblock);
+                    parts.extend(blocks.get(&place).map(|&under| (index, under)));
+                    deltas.insert(place, index);
+                }
+                Record::MapUnder { slot, vblock, .. } => {
+                    let place = (*slot, *vblock);
+                    if !planted(Bug::UnderOutlivesDelta) {
+                        parts.extend(deltas.get(&place).map(|&over| (index, over)));
+                    }
+                    blocks.insert(place, index);
                 }
                 Record::Unmap { slot, ranges, .. } => {
                     for &(start, count) in ranges {
                         let end = VBlock(start.0 + count);
-                        forget_blocks(&mut blocks, (*slot, start)..(*slot, end));
+                        for units in [&mut blocks, &mut deltas] {
+                            forget_blocks(units, (*slot, start)..(*slot, end));
+                        }
                     }
                 }
                 // What the slot maps from here on was durable before.
                 Record::Rollback { slot, .. } | Record::CreateDvol { slot, .. } => {
-                    forget_blocks(&mut blocks, (*slot, VBlock(0))..(*slot, VBlock(u64::MAX)));
+                    for units in [&mut blocks, &mut deltas] {
+                        forget_blocks(units, (*slot, VBlock(0))..(*slot, VBlock(u64::MAX)));
+                    }
                 }
                 _ => {}
             }
@@ -116,7 +147,7 @@ pub(super) fn parts_over(chain: &Chain, aborted: &BTreeSet<usize>) -> Vec<(usize
     parts
 }
 
-fn forget_blocks(blocks: &mut BTreeMap<(Slot, VBlock), usize>, range: Range<(Slot, VBlock)>) {
+fn forget_blocks(blocks: &mut Units, range: Range<(Slot, VBlock)>) {
     let gone: Vec<_> = blocks.range(range).map(|(place, _)| *place).collect();
     for place in gone {
         blocks.remove(&place);
@@ -189,6 +220,19 @@ mod tests {
             changed: Changed::of(0..1).unwrap(),
             block: BlockNo(block),
             checksum: checksum(),
+        }
+    }
+
+    fn under(slot: Slot, vblock: u64, block: u64) -> Record {
+        Record::MapUnder {
+            slot,
+            lsn: Lsn(1),
+            vblock: VBlock(vblock),
+            mapped: MappedBlock {
+                block: BlockNo(block),
+                checksum: checksum(),
+                meta: 0,
+            },
         }
     }
 
@@ -295,9 +339,64 @@ mod tests {
             vec![delta(OTHER, 0, 114)],
         ]);
         let all = [(1, 0), (1, 0), (4, 3), (4, 0)];
-        assert_eq!(parts_over(&chain, &BTreeSet::new()), all);
+        assert_eq!(parts_beside(&chain, &BTreeSet::new()), all);
         let aborted = BTreeSet::from([1, 3]);
-        assert_eq!(parts_over(&chain, &aborted), [(4, 2), (4, 0)]);
+        assert_eq!(parts_beside(&chain, &aborted), [(4, 2), (4, 0)]);
+    }
+
+    #[test]
+    fn what_is_mapped_under_a_delta_takes_the_place_of_the_block_alone() {
+        let first = vec![map(DVOL, 0, 100)];
+        let part = vec![delta(DVOL, 0, 101)];
+        let rest = vec![under(DVOL, 0, 102)];
+        let three = [first, part, rest];
+        assert_eq!(last_of(three.clone(), &[]), [(1, 101), (2, 102)]);
+        assert_eq!(last_of(three.clone(), &[2]), [(0, 100), (1, 101)]);
+        let [first, part, rest] = three;
+        let units = |last: Vec<Record>| [first.clone(), part.clone(), rest.clone(), last];
+        let again = units(vec![under(DVOL, 0, 103)]);
+        assert_eq!(last_of(again, &[]), [(1, 101), (3, 103)]);
+        let replaced = units(vec![delta(DVOL, 0, 103)]);
+        assert_eq!(last_of(replaced.clone(), &[]), [(2, 102), (3, 103)]);
+        assert_eq!(last_of(replaced, &[3]), [(1, 101), (2, 102)]);
+        let whole = units(vec![map(DVOL, 0, 103)]);
+        assert_eq!(last_of(whole, &[]), [(3, 103)]);
+        assert_eq!(last_of(units(vec![unmap(DVOL, 0)]), &[]), []);
+    }
+
+    #[test]
+    fn what_is_mapped_under_a_delta_goes_with_it() {
+        let rollback = Record::Rollback {
+            slot: OTHER,
+            to: LAYER,
+            discard_slot: Slot(4),
+            head: 9,
+            lsn: Lsn(2),
+            size_bytes: 4096,
+        };
+        let chain = chain_of([
+            // Under a delta from before the chain: nothing takes that back.
+            vec![under(DVOL, 0, 100), under(OTHER, 0, 101)],
+            vec![delta(DVOL, 0, 102), delta(OTHER, 0, 103)],
+            // Another block, and the same one of another dvol.
+            vec![under(DVOL, 0, 104), under(DVOL, 1, 105)],
+            // Of the first nothing is left, so it needs the delta alone.
+            vec![under(DVOL, 0, 106)],
+            // What replaces the delta lies over what is below now, and has to be there from then on.
+            vec![delta(DVOL, 0, 107)],
+            vec![under(DVOL, 0, 108)],
+            vec![map(DVOL, 0, 109), unmap(OTHER, 0)],
+            // Nothing lies over these.
+            vec![under(DVOL, 0, 110), under(OTHER, 0, 111)],
+            vec![delta(OTHER, 0, 112)],
+            vec![rollback],
+            vec![under(OTHER, 0, 113)],
+        ]);
+        let all = [(1, 0), (1, 0), (2, 1), (3, 1), (4, 3), (5, 4), (8, 7)];
+        assert_eq!(parts_beside(&chain, &BTreeSet::new()), all);
+        // What never happened lies nowhere.
+        let aborted = BTreeSet::from([0, 3, 4]);
+        assert_eq!(parts_beside(&chain, &aborted), [(2, 1), (5, 1), (8, 7)]);
     }
 
     #[test]

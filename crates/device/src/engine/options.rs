@@ -2,6 +2,7 @@
 
 use flagstone_types::BLOCK_SIZE;
 
+use super::recent_parts::RING_BYTES;
 use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MIN_BLOCKS};
 
 /// The largest ring that is made without asking, in blocks (256 MiB): every start reads them whole, and of
@@ -57,6 +58,9 @@ pub struct EngineOptions {
     /// True if all small reads go through the cache, not only those that ask for it
     /// ([`Engine::read_through`](super::Engine::read_through)).
     pub cache_all_reads: bool,
+    /// Bytes of parts of blocks, written lately, to keep for the next write to the same block, if any are written: a power of two, or the next one, and 8 KiB
+    /// at least. Zero: none. Simulations see with few what comes of parts that are not kept.
+    pub recent_parts_bytes: usize,
     /// Groups written at the same time.
     pub groups_in_flight_max: usize,
     /// Map nodes that may become dirty before a checkpoint begins. Zero: one for 256 blocks of the
@@ -100,6 +104,7 @@ impl Default for EngineOptions {
             map_cache_bytes: 1 << 30,
             cache_bytes: 0,
             cache_all_reads: false,
+            recent_parts_bytes: RING_BYTES,
             groups_in_flight_max: 4,
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,

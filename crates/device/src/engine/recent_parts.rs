@@ -21,9 +21,12 @@ use flagstone_types::{DvolId, Lsn, VBlock};
 use crate::planted::{Bug, planted};
 use crate::v2p::Changed;
 
-/// Bytes of parts and their heads that are kept, for each journal: some thirty thousand parts of 512 bytes,
+/// Bytes of parts and their heads that are kept, for each journal, unless something else is asked for: some thirty thousand parts of 512 bytes,
 /// or four thousand that have become whole blocks' worth with the holes in them.
-const RING_BYTES: usize = 16 << 20;
+pub(super) const RING_BYTES: usize = 16 << 20;
+
+/// Any part fits, and its head.
+const RING_MIN_BYTES: usize = 8 << 10;
 
 /// Places for names of deltas, for each journal: twice as many, so that most have one for themselves.
 const DELTA_NAMES: usize = 64 << 10;
@@ -95,7 +98,7 @@ const NO_NAME: Name = Name {
 };
 
 struct Parts {
-    /// Bytes number `n` lie at `n % RING_BYTES`.
+    /// A power of two. Bytes number `n` lie at the remainder of `n`.
     ring: Vec<u8>,
     /// How many have been put into it, with those that were left out at its end.
     next: u64,
@@ -107,8 +110,10 @@ struct Parts {
 }
 
 /// The last parts.
-#[derive(Default)]
-pub(super) struct RecentParts(RefCell<Option<Parts>>);
+pub(super) struct RecentParts {
+    parts: RefCell<Option<Parts>>,
+    ring_bytes: usize,
+}
 
 /// Which of so many places the name of a block has, a power of two. Neighbours, and blocks that are a power of two apart, have different ones.
 fn place_of(dvol: DvolId, vblock: VBlock, places: usize) -> usize {
@@ -119,9 +124,9 @@ fn place_of(dvol: DvolId, vblock: VBlock, places: usize) -> usize {
 }
 
 impl Parts {
-    fn new() -> Parts {
+    fn new(ring_bytes: usize) -> Parts {
         Parts {
-            ring: vec![0; RING_BYTES],
+            ring: vec![0; ring_bytes],
             next: 0,
             since: 0,
             wholes_since: 0,
@@ -130,14 +135,20 @@ impl Parts {
         }
     }
 
+    /// Where bytes number `at` lie in the ring.
+    fn place(&self, at: u64) -> usize {
+        at as usize & (self.ring.len() - 1)
+    }
+
     fn push(&mut self, head: &Head, bytes: &[u8]) -> Pushed {
         let whole = HEAD_BYTES + bytes.len();
-        let left = RING_BYTES - (self.next % RING_BYTES as u64) as usize;
+        let left = self.ring.len() - self.place(self.next);
         if left < whole {
             self.next += left as u64;
         }
         let pushed = Pushed(self.next);
-        let place = &mut self.ring[(self.next % RING_BYTES as u64) as usize..][..whole];
+        let at = self.place(self.next);
+        let place = &mut self.ring[at..][..whole];
         place[..HEAD_BYTES].copy_from_slice(&head.encode());
         place[HEAD_BYTES..].copy_from_slice(bytes);
         self.next += whole as u64;
@@ -147,8 +158,8 @@ impl Parts {
     /// What begins there, if it is kept.
     fn at(&self, pushed: Pushed) -> Option<&[u8]> {
         let is_kept = (self.since..self.next).contains(&pushed.0)
-            && self.next - pushed.0 <= RING_BYTES as u64;
-        is_kept.then(|| &self.ring[(pushed.0 % RING_BYTES as u64) as usize..])
+            && self.next - pushed.0 <= self.ring.len() as u64;
+        is_kept.then(|| &self.ring[self.place(pushed.0)..])
     }
 
     /// What is said of the bytes that begin there.
@@ -169,6 +180,18 @@ impl Parts {
 }
 
 impl RecentParts {
+    /// Keeps nothing yet, and so many bytes at a time: those of [`EngineOptions`](super::EngineOptions).
+    pub(super) fn new(ring_bytes: usize) -> RecentParts {
+        let ring_bytes = match ring_bytes {
+            0 => 0,
+            bytes => bytes.max(RING_MIN_BYTES).next_power_of_two(),
+        };
+        RecentParts {
+            parts: RefCell::default(),
+            ring_bytes,
+        }
+    }
+
     /// Keeps what a block has from the first of `changed` to the last, holes included, until it is said with which LSN; see [`RecentParts::name`].
     pub(super) fn push(
         &self,
@@ -177,8 +200,11 @@ impl RecentParts {
         changed: Changed,
         block: &[u8],
     ) -> Pushed {
-        let mut parts = self.0.borrow_mut();
-        let parts = parts.get_or_insert_with(Parts::new);
+        if self.ring_bytes == 0 {
+            return NO_NAME.of;
+        }
+        let mut parts = self.parts.borrow_mut();
+        let parts = parts.get_or_insert_with(|| Parts::new(self.ring_bytes));
         let head = Head {
             dvol,
             vblock,
@@ -189,7 +215,7 @@ impl RecentParts {
 
     /// Says with which LSN bytes were written that were kept.
     pub(super) fn name(&self, pushed: Pushed, lsn: Lsn) {
-        let mut parts = self.0.borrow_mut();
+        let mut parts = self.parts.borrow_mut();
         let Some(parts) = parts.as_mut() else {
             return;
         };
@@ -207,7 +233,7 @@ impl RecentParts {
         lsn: Lsn,
         is_whole: bool,
     ) -> Option<Kept> {
-        let mut parts = self.0.borrow_mut();
+        let mut parts = self.parts.borrow_mut();
         let parts = parts.as_mut()?;
         let name = *parts.name(dvol, vblock, is_whole);
         if name.lsn != lsn && !planted(Bug::StalePartUsed) {
@@ -222,7 +248,7 @@ impl RecentParts {
 
     /// Copies what was found to its place in a block. Nothing was kept since it was found.
     pub(super) fn copy(&self, kept: &Kept, block: &mut [u8]) {
-        let parts = self.0.borrow();
+        let parts = self.parts.borrow();
         let Some(bytes) = parts.as_ref().and_then(|parts| parts.at(kept.bytes)) else {
             unreachable!("it was just found");
         };
@@ -237,7 +263,7 @@ impl RecentParts {
     /// Keeps nothing that was written so far. To be called when a clone is made with an id that there may have been before: it has LSNs of its source, which
     /// that one may have had, too, for something else.
     pub(super) fn forget_all(&self) {
-        if let Some(parts) = self.0.borrow_mut().as_mut() {
+        if let Some(parts) = self.parts.borrow_mut().as_mut() {
             parts.since = parts.next;
         }
     }
@@ -248,7 +274,7 @@ impl RecentParts {
     /// LSN. A delta can't, as an empty dvol gets none but by a write of its own: that names
     /// itself, in the place where one with the same name would be.
     pub(super) fn forget(&self) {
-        if let Some(parts) = self.0.borrow_mut().as_mut() {
+        if let Some(parts) = self.parts.borrow_mut().as_mut() {
             parts.wholes_since = parts.next;
         }
     }
@@ -294,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_is_found_has_the_same_name_and_is_copied_without_its_holes() {
-        let parts = RecentParts::default();
+        let parts = RecentParts::new(RING_BYTES);
         assert_eq!(kept(&parts, BLOCK, 7), None);
         let changed = part(512..1024).and(&(2048..2560)).expect("granules");
         keep(&parts, BLOCK, 7, changed);
@@ -321,7 +347,7 @@ mod tests {
     /// Two blocks with the same LSN and the same place for their names.
     #[test]
     fn the_bytes_say_whose_they_are() {
-        let parts = RecentParts::default();
+        let parts = RecentParts::new(RING_BYTES);
         let place = |vblock| place_of(DVOL, vblock, DELTA_NAMES);
         let other = (6..)
             .map(VBlock)
@@ -342,7 +368,7 @@ mod tests {
     /// Deltas are: see there.
     #[test]
     fn whole_blocks_that_were_forgotten_are_not_found() {
-        let parts = RecentParts::default();
+        let parts = RecentParts::new(RING_BYTES);
         parts.forget();
         keep(&parts, BLOCK, 7, Changed::WHOLE);
         keep(&parts, VBlock(9), 6, part(0..9));
@@ -360,7 +386,7 @@ mod tests {
     /// Of all sizes, several times around: what is found is what was kept, and what is as young as the ring is large is found.
     #[test]
     fn the_oldest_make_room_for_the_newest() {
-        let parts = RecentParts::default();
+        let parts = RecentParts::new(RING_BYTES);
         let mut sizes = std::collections::VecDeque::new();
         let (mut found, mut gone) = (0, 0);
         for lsn in 0..40_000 {
@@ -389,10 +415,30 @@ mod tests {
         );
     }
 
+    #[test]
+    fn of_few_bytes_the_last_block_is_kept() {
+        for (asked, bytes) in [(1, 8 << 10), (8 << 10, 8 << 10), (9000, 16 << 10)] {
+            let parts = RecentParts::new(asked);
+            assert_eq!(parts.ring_bytes, bytes);
+            for lsn in 0..20 {
+                keep(&parts, VBlock(lsn), lsn, Changed::WHOLE);
+                assert!(kept(&parts, VBlock(lsn), lsn).is_some());
+                let before = lsn.checked_sub(bytes as u64 / BLOCK_SIZE - 1);
+                let before = before.and_then(|before| kept(&parts, VBlock(before), before));
+                assert_eq!(before, None, "{asked}");
+            }
+        }
+        let parts = RecentParts::new(0);
+        keep(&parts, BLOCK, 7, Changed::WHOLE);
+        keep(&parts, BLOCK, 7, part(0..9));
+        assert_eq!(kept(&parts, BLOCK, 7), None);
+        assert!(parts.parts.borrow().is_none(), "nor is memory taken");
+    }
+
     /// What has made room before it was named is not found.
     #[test]
     fn what_is_named_late_may_be_gone() {
-        let parts = RecentParts::default();
+        let parts = RecentParts::new(RING_BYTES);
         let push = |number| parts.push(DVOL, VBlock(number), Changed::WHOLE, &block(number));
         let first = push(0);
         let second = push(1);

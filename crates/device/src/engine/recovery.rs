@@ -21,6 +21,7 @@ use super::info::EngineCounters;
 use super::journal::{Journal, Position};
 use super::options::EngineOptions;
 use super::pieces;
+use super::recent_parts::RecentParts;
 use super::replay::in_group;
 use super::ring::Ring;
 use super::unit::Units;
@@ -267,7 +268,7 @@ impl<P: Platform> Engine<P> {
             journaled_dvols: RefCell::default(),
             made_ahead: Cell::default(),
             loose: Default::default(),
-            recent_parts: Default::default(),
+            recent_parts: RecentParts::new(options.recent_parts_bytes),
             waiting_writes: Default::default(),
             read_steps: Default::default(),
             changes: 0.into(),

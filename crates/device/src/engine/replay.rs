@@ -12,7 +12,7 @@ use flagstone_types::{BlockChecksum, BlockNo};
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::chain::Chain;
 use super::format::read_again;
-use super::mappings::{final_mappings, parts_over};
+use super::mappings::{final_mappings, parts_beside};
 use super::pieces;
 use super::recovery::{Loader, OpenError, RecoveryReport};
 use crate::format::FormatError;
@@ -90,7 +90,7 @@ impl<P: Platform> Loader<'_, P> {
     }
 
     /// Units that must not be applied: aborted ones, suspects whose data is not there, and parts that were
-    /// written over blocks of those.
+    /// written over blocks of those, or under their deltas.
     async fn units_to_skip(
         &self,
         chain: &Chain,
@@ -107,7 +107,7 @@ impl<P: Platform> Loader<'_, P> {
             .filter(|&i| chain.units[i].seq > chain.watermark && !skip.contains(&i))
             .collect();
         report.suspects = suspects.len() as u64;
-        let parts = parts_over(chain, &skip);
+        let parts = parts_beside(chain, &skip);
         // `None`: it can't be read.
         let mut checked: BTreeMap<BlockNo, Option<BlockChecksum>> = BTreeMap::new();
         loop {
@@ -137,9 +137,9 @@ impl<P: Platform> Loader<'_, P> {
             }
             report.dropped += bad.len() as u64;
             skip.extend(bad);
-            // Else the part would lie over what the block had replaced, and displace what lies there.
-            for (part, under) in &parts {
-                let goes = skip.contains(under) && !planted(Bug::PartOutlivesBlock);
+            // Else the part would lie over what the block had replaced, and displace what lies there; or be the data below a delta that isn't there.
+            for (part, beside) in &parts {
+                let goes = skip.contains(beside) && !planted(Bug::PartOutlivesBlock);
                 report.dropped += u64::from(goes && skip.insert(*part));
             }
             if planted(Bug::NoFixpoint) {

@@ -38,6 +38,8 @@ pub(super) enum Over<'a> {
     Blocks(&'a Range<VBlock>),
     /// A part of a block that stays.
     Delta,
+    /// The data of these blocks, whose deltas stay.
+    Data(&'a Range<VBlock>),
 }
 
 /// What there is for a write.
@@ -182,10 +184,14 @@ impl<P: Platform> Inner<P> {
             return Room::None;
         }
         let state = self.state.borrow();
-        let grows = match over {
-            Over::Delta => count,
-            Over::Blocks(range) => {
-                let goes = state.owned_in(slot, range.clone());
+        let goes = match over {
+            Over::Delta => None,
+            Over::Blocks(range) => Some(state.owned_in(slot, range.clone())),
+            Over::Data(range) => Some(state.owned_data_in(slot, range.clone())),
+        };
+        let grows = match goes {
+            None => count,
+            Some(goes) => {
                 let promised = state.promised_to(slot).data;
                 let promised = promised.saturating_sub(self.growth_on_way(slot));
                 count.saturating_sub(goes).saturating_sub(promised)
@@ -214,6 +220,13 @@ impl<P: Platform> Inner<P> {
                     .sum()
             }
             Record::Delta { slot: of, .. } if *of == slot => 1,
+            Record::MapUnder {
+                slot: of, vblock, ..
+            } if *of == slot => {
+                let range = *vblock..VBlock(vblock.0 + 1);
+                let state = self.state.borrow();
+                1_u64.saturating_sub(state.owned_data_in(slot, range))
+            }
             _ => 0,
         };
         let commit = self.commit.borrow();
@@ -241,7 +254,7 @@ impl<P: Platform> Inner<P> {
         let more = count + self.nodes_due(slot, count) + 1;
         loop {
             // What is asked below needs them, and they may be let go while this waits.
-            if let Over::Blocks(range) = over {
+            if let Over::Blocks(range) | Over::Data(range) = over {
                 self.load_nodes(slot, range.clone()).await?;
             }
             self.check_running()?;

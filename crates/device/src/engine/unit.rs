@@ -215,6 +215,7 @@ impl Unit {
                 r,
                 Record::Map { .. }
                     | Record::Delta { .. }
+                    | Record::MapUnder { .. }
                     | Record::Unmap { .. }
                     | Record::Attributes { .. }
                     | Record::Journaled { .. }

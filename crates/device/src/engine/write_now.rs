@@ -66,7 +66,7 @@ impl<P: Platform> Inner<P> {
         Ok(Some(self.begun(handle, lock, recorded)))
     }
 
-    /// Begins a write of a part of a block, if it becomes a delta.
+    /// Begins a write of a part of a block, if it becomes a delta, or takes the place of the data under one.
     pub(super) fn begin_part_now(
         self: &Rc<Self>,
         handle: Handle,
@@ -91,13 +91,14 @@ impl<P: Platform> Inner<P> {
         let patch = self.patch(handle, vblock, at..at + data.len())?;
         let runs = match patch.fits {
             Fits::AsDelta => self.take_blocks_now(slot, 1, blocks, Over::Delta),
+            Fits::Under => self.take_blocks_now(slot, 1, blocks, Over::Data(blocks)),
             Fits::Whole | Fits::Read => None,
         };
         let Some(runs) = runs else {
             return Ok(None);
         };
         let buf = self.patched(&patch, at, data);
-        let recorded = self.record_delta(handle, vblock, patch.changed, buf, runs, given)?;
+        let recorded = self.record_patch(handle, vblock, &patch, buf, runs, given)?;
         Ok(Some(self.begun(handle, lock, recorded)))
     }
 

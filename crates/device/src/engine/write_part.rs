@@ -1,7 +1,9 @@
 //! Writing parts of blocks.
 //!
 //! A write within one block that is mapped becomes a delta and needs no read, unless there is one already with bytes that the
-//! write leaves and that are not kept any more, or that lie too close to it for a hole. With what is kept it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
+//! write leaves and that are not kept any more, or that lie too close to it for a hole. With what is kept it may be the whole block, and is written as that.
+//! If it is just what the delta leaves of the block, nothing of the data below is wanted any more: then the write becomes the data, without what the delta has, and the
+//! delta stays. That needs no read either. Other parts of blocks are read, changed and written as whole blocks.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,7 +19,8 @@ use super::read::gather;
 use super::recent_parts::Kept;
 use super::spacing::Over;
 use super::write::{DataWrite, Given, Metas, Recorded};
-use crate::format::record::Record;
+use crate::format::record::{MappedBlock, Record};
+use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
 use crate::v2p::{Changed, Entry};
 
@@ -28,6 +31,8 @@ pub(super) enum Fits {
     Whole,
     /// It can lie over the block's data.
     AsDelta,
+    /// It can take the place of the block's data, under the delta, with which it is the whole block.
+    Under,
     /// It has to be read first what the block is.
     Read,
 }
@@ -39,6 +44,8 @@ pub(super) struct Patch {
     pub(super) changed: Changed,
     /// Those that were written just before, unless their place is taken anyway.
     before: Option<Kept>,
+    /// The metadata of the block.
+    meta: u64,
 }
 
 impl<P: Platform> Inner<P> {
@@ -60,18 +67,21 @@ impl<P: Platform> Inner<P> {
             drop(data);
             let mut metas = Metas::all(0);
             let meta = self.meta_of(slot, vblock).await?;
-            if meta != 0 {
-                // It is copied from a write that a crash may take back as a whole.
+            if meta != 0 || self.has_had_metadata(slot) {
+                // It is copied from a write that a crash may take back as a whole; that there is none as well.
                 self.settle_loose(slot, vblock).await?;
             }
             metas.keep(true, true, meta);
             (whole, metas)
         } else {
-            // A delta takes a block and gives none back: on a full device a reserved dvol does without.
-            let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
-            if has_room && patch.fits == Fits::AsDelta {
-                let buf = self.patched(&patch, at, &data);
-                let written = self.write_delta(handle, vblock, patch.changed, buf, given);
+            // A delta takes a block and gives none back, and data under one gives none back that a snapshot has: on a full device a reserved dvol does without.
+            let over = match patch.fits {
+                Fits::Under => Over::Data(&blocks),
+                _ => Over::Delta,
+            };
+            let has_room = || !self.is_reserved(handle) || self.has_room(slot, 1, over);
+            if patch.fits != Fits::Read && has_room() {
+                let written = self.write_patch(handle, vblock, &patch, (at, &data), over, given);
                 match written.await {
                     // Others have taken what there was.
                     Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
@@ -87,6 +97,12 @@ impl<P: Platform> Inner<P> {
         let lsn = written.await?;
         recent.name(kept, lsn);
         Ok(lsn)
+    }
+
+    /// Whether a change of a dvol has taken the place of a block with metadata, as far as this engine knows.
+    fn has_had_metadata(&self, slot: Slot) -> bool {
+        let state = self.state.borrow();
+        state.slot(slot).is_some_and(|found| found.has_had_metadata)
     }
 
     /// What a write to these bytes of a block makes of it, together with what was written to the same block just before, if that is all that
@@ -112,17 +128,24 @@ impl<P: Platform> Inner<P> {
         let is_over_data = data_lsn.is_some();
         // It takes the place of one whose bytes it has.
         let is_replaced = |delta: &Entry| alone.covers(&delta.changed().range());
+        // It and the delta are the block, and have nothing in common: no byte of it would be hidden.
+        let is_rest = |delta: &Entry| {
+            let changed = delta.changed();
+            !changed.touches(&range) && changed.and(&range).is_some_and(Changed::is_whole)
+        };
         let (fits, changed, before) = match (&mapping.delta, joined) {
             (Some(delta), _) if is_over_data && is_replaced(delta) => (Fits::AsDelta, alone, None),
             (_, Some((before, both))) if both.is_whole() => (Fits::Whole, both, Some(before)),
             (_, Some((before, both))) if is_over_data => (Fits::AsDelta, both, Some(before)),
             (None, None) if is_over_data => (Fits::AsDelta, alone, None),
+            (Some(delta), None) if is_over_data && is_rest(delta) => (Fits::Under, alone, None),
             _ => (Fits::Read, alone, None),
         };
         Ok(Patch {
             fits,
             changed,
             before,
+            meta: mapping.data().map_or(0, |data| data.meta),
         })
     }
 
@@ -144,45 +167,68 @@ impl<P: Platform> Inner<P> {
         buf
     }
 
-    async fn write_delta(
+    /// Writes a patch that is a delta, or lies under one.
+    async fn write_patch(
         self: &Rc<Self>,
         handle: Handle,
         vblock: VBlock,
-        changed: Changed,
-        buf: IoBuf,
+        patch: &Patch,
+        (at, data): (usize, &[u8]),
+        over: Over<'_>,
         given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
-        let runs = self
-            .take_blocks(handle.slot, 1, Over::Delta, &mut None)
-            .await?;
-        let recorded = self.record_delta(handle, vblock, changed, buf, runs, given)?;
+        let buf = self.patched(patch, at, data);
+        let runs = self.take_blocks(handle.slot, 1, over, &mut None).await?;
+        let recorded = self.record_patch(handle, vblock, patch, buf, runs, given)?;
         self.finish_submitted(recorded.submitted, recorded.writes, None)
             .await?;
         Ok(recorded.lsn)
     }
 
-    /// Submits the record of a delta for which a block was taken, and keeps its bytes.
-    pub(super) fn record_delta(
+    /// Submits the record of a patch for which a block was taken, and keeps its bytes if it is a delta. Beside the delta that it lies under it would be
+    /// the whole block, but that one's bytes are not kept.
+    pub(super) fn record_patch(
         self: &Rc<Self>,
         handle: Handle,
         vblock: VBlock,
-        changed: Changed,
+        patch: &Patch,
         buf: IoBuf,
         runs: SmallVec<[BlockRun; 2]>,
         given: Given<'_>,
     ) -> Result<Recorded<'_, P>, DvolError> {
+        let (slot, changed, block) = (handle.slot, patch.changed, runs[0].start);
         debug_assert!(!changed.is_whole(), "a whole block is written as one");
         let lsn = self.lsn_or_return(handle, &runs)?;
-        let record = Record::Delta {
-            slot: handle.slot,
-            lsn,
-            vblock,
-            changed,
-            block: runs[0].start,
-            checksum: BlockChecksum::of_part(&buf, changed.range()),
+        let checksum = BlockChecksum::of_part(&buf, changed.range());
+        let record = if patch.fits == Fits::Under {
+            // Copied, maybe from a write that a crash takes back as a whole: that takes the delta back, which lies over what it wrote, and so this as well.
+            let meta = match planted(Bug::UnderForgetsMeta) {
+                true => 0,
+                false => patch.meta,
+            };
+            let mapped = MappedBlock {
+                block,
+                checksum,
+                meta,
+            };
+            Record::MapUnder {
+                slot,
+                lsn,
+                vblock,
+                mapped,
+            }
+        } else {
+            let kept = self.recent_parts.push(handle.id, vblock, changed, &buf);
+            self.recent_parts.name(kept, lsn);
+            Record::Delta {
+                slot,
+                lsn,
+                vblock,
+                changed,
+                block,
+                checksum,
+            }
         };
-        let kept = self.recent_parts.push(handle.id, vblock, changed, &buf);
-        self.recent_parts.name(kept, lsn);
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
         let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;

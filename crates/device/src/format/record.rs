@@ -67,6 +67,17 @@ pub enum Record {
         /// Checksum of that whole block.
         checksum: BlockChecksum,
     },
+    /// The data of a block now lies elsewhere, and the delta over it stays: what the delta has is not in the data.
+    MapUnder {
+        /// The dvol.
+        slot: Slot,
+        /// The change's LSN.
+        lsn: Lsn,
+        /// Which block.
+        vblock: VBlock,
+        /// Its data, without what the delta has.
+        mapped: MappedBlock,
+    },
     /// Ranges read as zeros and take no space.
     Unmap {
         /// The dvol.
@@ -192,6 +203,7 @@ const TYPE_ABORT: u8 = 13;
 const TYPE_ATTRIBUTES: u8 = 14;
 const TYPE_DELTA_PIECES: u8 = 15;
 const TYPE_JOURNALED: u8 = 16;
+const TYPE_MAP_UNDER: u8 = 17;
 
 /// The next record belongs to the same atomic unit.
 const FLAG_MORE: u8 = 1;
@@ -235,6 +247,7 @@ impl Record {
             Record::Map { .. } => TYPE_MAP,
             Record::Delta { changed, .. } if changed.holes() != 0 => TYPE_DELTA_PIECES,
             Record::Delta { .. } => TYPE_DELTA,
+            Record::MapUnder { .. } => TYPE_MAP_UNDER,
             Record::Unmap { .. } => TYPE_UNMAP,
             Record::CreateDvol { .. } => TYPE_CREATE_DVOL,
             Record::Update { .. } => TYPE_UPDATE,
@@ -256,6 +269,7 @@ impl Record {
         match self {
             Record::Map { .. } => "map",
             Record::Delta { .. } => "delta",
+            Record::MapUnder { .. } => "map under a delta",
             Record::Unmap { .. } => "unmap",
             Record::CreateDvol { .. } => "create dvol",
             Record::Update { .. } => "update",
@@ -295,6 +309,16 @@ impl Record {
                 if changed.holes() != 0 {
                     writer.u32(changed.holes());
                 }
+            }
+            Record::MapUnder {
+                slot,
+                lsn,
+                vblock,
+                mapped,
+            } => {
+                writer.u32(slot.0).u64(lsn.0).u64(vblock.0);
+                writer.u40(mapped.block.0).u32(mapped.checksum.0);
+                writer.u64(mapped.meta);
             }
             Record::Unmap { slot, lsn, ranges } => {
                 writer.u32(slot.0).u64(lsn.0).u16(ranges.len() as u16);
@@ -388,6 +412,7 @@ impl Record {
             TYPE_MAP => decode_map(body)?,
             TYPE_DELTA => decode_delta(body, false)?,
             TYPE_DELTA_PIECES => decode_delta(body, true)?,
+            TYPE_MAP_UNDER => decode_map_under(body)?,
             TYPE_UNMAP => decode_unmap(body)?,
             TYPE_CREATE_DVOL => Record::CreateDvol {
                 slot: slot(body)?,
@@ -447,16 +472,17 @@ impl Record {
 
     /// Physical blocks this record makes live, with their checksums.
     pub fn new_blocks(&self) -> impl Iterator<Item = (BlockNo, BlockChecksum)> + '_ {
-        let (runs, delta) = match self {
+        let (runs, one) = match self {
             Record::Map { runs, .. } => (runs.as_slice(), None),
             Record::Delta {
                 block, checksum, ..
             } => (&[][..], Some((*block, *checksum))),
+            Record::MapUnder { mapped, .. } => (&[][..], Some((mapped.block, mapped.checksum))),
             _ => (&[][..], None),
         };
         runs.iter()
             .flat_map(|run| run.blocks.iter().map(|b| (b.block, b.checksum)))
-            .chain(delta)
+            .chain(one)
     }
 }
 
@@ -556,6 +582,24 @@ fn decode_delta(body: &mut Reader<'_>, has_holes: bool) -> Result<Record, Format
         changed,
         block,
         checksum,
+    })
+}
+
+fn decode_map_under(body: &mut Reader<'_>) -> Result<Record, FormatError> {
+    let slot = slot(body)?;
+    let lsn = Lsn(body.u64()?);
+    let vblock = body.u64()?;
+    check_range(vblock, 1, 0)?;
+    let mapped = MappedBlock {
+        block: BlockNo(body.u40()?),
+        checksum: BlockChecksum(body.u32()?),
+        meta: body.u64()?,
+    };
+    Ok(Record::MapUnder {
+        slot,
+        lsn,
+        vblock: VBlock(vblock),
+        mapped,
     })
 }
 
@@ -718,6 +762,12 @@ mod tests {
                 block: BlockNo(4),
                 checksum: BlockChecksum(5),
             },
+            Record::MapUnder {
+                slot: Slot(1),
+                lsn: Lsn(4),
+                vblock: VBlock((1 << 52) - 1),
+                mapped: mapped((1 << 40) - 1, 7),
+            },
             Record::Unmap {
                 slot: Slot(2),
                 lsn: Lsn(4),
@@ -829,6 +879,50 @@ mod tests {
         let mut without = expected.clone();
         without[0] = TYPE_DELTA;
         assert!(decode_units(&without).is_err(), "bytes are left over");
+    }
+
+    #[test]
+    fn what_is_mapped_under_a_delta_is_one_block_and_no_more() {
+        let mapped = MappedBlock {
+            block: BlockNo(4),
+            checksum: BlockChecksum(5),
+            meta: 6,
+        };
+        let record = |vblock| Record::MapUnder {
+            slot: Slot(1),
+            lsn: Lsn(2),
+            vblock: VBlock(vblock),
+            mapped,
+        };
+        let bytes_of = |record: Record| {
+            let mut bytes = Vec::new();
+            record.encode(false, &mut bytes);
+            bytes
+        };
+        let body = [
+            [1, 0, 0, 0].as_slice(),
+            &[2, 0, 0, 0, 0, 0, 0, 0],
+            &[3, 0, 0, 0, 0, 0, 0, 0],
+            &[4, 0, 0, 0, 0],
+            &[5, 0, 0, 0],
+            &[6, 0, 0, 0, 0, 0, 0, 0],
+        ];
+        let expected = [&[17, 0, 0, 0, 37, 0, 0, 0], &body.concat()[..]].concat();
+        assert_eq!(bytes_of(record(3)), expected);
+        assert_eq!(
+            record(3).new_blocks().collect::<Vec<_>>(),
+            [(BlockNo(4), BlockChecksum(5))]
+        );
+
+        let refused = |bytes: &[u8]| decode_units(bytes).unwrap_err().to_string();
+        assert!(refused(&bytes_of(record(1 << 52))).contains("within 2^52 blocks"));
+        for (len, what) in [(36, "expected 8 more bytes"), (38, "1 bytes are left over")] {
+            let mut wrong = expected.clone();
+            wrong.resize(RECORD_HEADER_BYTES + len, 0);
+            wrong[4] = len as u8;
+            let refused = refused(&wrong);
+            assert!(refused.contains(what), "{refused}");
+        }
     }
 
     #[test]

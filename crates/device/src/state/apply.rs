@@ -40,7 +40,9 @@ impl State {
                     map.missing(run.start..end)
                 })
             }
-            Record::Delta { slot, vblock, .. } => map(slot)?.missing(*vblock..VBlock(vblock.0 + 1)),
+            Record::Delta { slot, vblock, .. } | Record::MapUnder { slot, vblock, .. } => {
+                map(slot)?.missing(*vblock..VBlock(vblock.0 + 1))
+            }
             Record::Unmap { slot, ranges, .. } => {
                 let map = map(slot)?;
                 ranges
@@ -81,6 +83,22 @@ impl State {
                     map.write_delta(edit, *vblock, *block, *checksum, *changed, *lsn);
                 });
                 self.pool.commit(*block);
+            }
+            Record::MapUnder {
+                slot,
+                lsn,
+                vblock,
+                mapped,
+            } => {
+                self.forget_journaled(*slot, *vblock..VBlock(vblock.0 + 1));
+                self.note_change(*slot, *lsn);
+                self.edit(*slot, effects, |map, edit| {
+                    if planted(Bug::UnderDisplacesDelta) {
+                        return map.write_run(edit, *vblock, &[*mapped], *lsn);
+                    }
+                    map.write_under(edit, *vblock, mapped, *lsn);
+                });
+                self.pool.commit(mapped.block);
             }
             Record::Unmap { slot, lsn, ranges } => {
                 for &(start, count) in ranges {
@@ -229,6 +247,8 @@ impl State {
         change(&mut state.map, &mut edit);
         state.record.mapped_blocks = state.map.mapped_count();
         let mut inherited_gone = 0;
+        let had_metadata = |entry: &Entry| entry.kind == EntryKind::Data && entry.meta != 0;
+        state.has_had_metadata |= edit.displaced.iter().any(had_metadata);
         for entry in &edit.displaced {
             if entry.birth > self.needed_up_to(slot, entry.key) {
                 if planted(Bug::ReleaseSkipped) && entry.kind == EntryKind::Delta {
@@ -327,6 +347,7 @@ impl State {
             children: vec![slot],
             evict_hand: Default::default(),
             deallocations_left: None,
+            has_had_metadata: false,
         };
         dvol.record.parent = Some(layer_slot);
         if !planted(Bug::HeadKeepsNumber) {
@@ -367,6 +388,7 @@ impl State {
             children: Vec::new(),
             evict_hand: Default::default(),
             deallocations_left: None,
+            has_had_metadata: false,
         };
         let record = &mut dvol.record;
         // What happened between the snapshot and now is undone: nobody can be told what changed

@@ -62,6 +62,7 @@ impl State {
         match record {
             Record::Map { slot, lsn, .. }
             | Record::Delta { slot, lsn, .. }
+            | Record::MapUnder { slot, lsn, .. }
             | Record::Unmap { slot, lsn, .. } => {
                 self.check_lsn(*lsn)?;
                 self.check_height(self.dvol(*slot)?, *slot)?;

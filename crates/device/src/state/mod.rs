@@ -48,6 +48,8 @@ pub struct SlotState {
     /// Ranges that may be deallocated before its tombstones are counted; `None`: as many as after
     /// each start.
     deallocations_left: Option<u64>,
+    /// A change since the start has taken the place of a block with metadata.
+    pub has_had_metadata: bool,
 }
 
 impl SlotState {
@@ -58,6 +60,7 @@ impl SlotState {
             children: Vec::new(),
             evict_hand: Cell::default(),
             deallocations_left: None,
+            has_had_metadata: false,
         }
     }
 
@@ -282,15 +285,29 @@ impl State {
     /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. None
     /// if not all of its nodes are in memory.
     pub fn owned_in(&self, slot: Slot, range: Range<VBlock>) -> u64 {
+        let has_block = |kind| matches!(kind, EntryKind::Data | EntryKind::Delta);
+        self.owned_of(slot, range, has_block)
+    }
+
+    /// The same without deltas: what is freed where those stay.
+    pub fn owned_data_in(&self, slot: Slot, range: Range<VBlock>) -> u64 {
+        self.owned_of(slot, range, |kind| kind == EntryKind::Data)
+    }
+
+    fn owned_of(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+        is_wanted: impl Fn(EntryKind) -> bool,
+    ) -> u64 {
         let mut entries = Vec::new();
         let found = self.slot(slot);
         match found.map(|s| s.map.lookup(range, usize::MAX, &mut entries)) {
             Some(Ok(())) => {}
             _ => return 0,
         }
-        let has_block = |e: &&Entry| matches!(e.kind, EntryKind::Data | EntryKind::Delta);
-        let own = entries.iter().filter(has_block);
-        own.filter(|e| self.owns(slot, e)).count() as u64
+        let wanted = entries.iter().filter(|e| is_wanted(e.kind));
+        wanted.filter(|e| self.owns(slot, e)).count() as u64
     }
 
     /// The layer to reap next: one under way first, else any that is hidden and has at most one

@@ -107,10 +107,20 @@ struct Sides {
     right: bool,
 }
 
+/// What stays of a block to which something is put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Nothing.
+    Nothing,
+    /// Its data, when a delta is put over it.
+    Data,
+    /// The delta over it, when data is put below.
+    Delta,
+}
+
 struct Change<'a> {
     edit: &'a mut Edit,
-    /// Data stays when a delta is put over it.
-    keep_data: bool,
+    keep: Keep,
 }
 
 impl Map {
@@ -136,8 +146,24 @@ impl Map {
             lsn,
             meta,
         });
-        if self.write_quickly(edit, &entry).is_none() {
-            self.change(edit, one(vblock), &[entry], false);
+        if self.write_quickly(edit, &entry, Keep::Nothing).is_none() {
+            self.change(edit, one(vblock), &[entry], Keep::Nothing);
+        }
+    }
+
+    /// Maps a block below the delta over it, if there is one: that stays. Older data, or the tombstone, is displaced.
+    pub fn write_under(&mut self, edit: &mut Edit, vblock: VBlock, mapped: &MappedBlock, lsn: Lsn) {
+        let entry = Packed::new(&Entry {
+            key: Key::block(vblock),
+            kind: EntryKind::Data,
+            block: mapped.block,
+            checksum: mapped.checksum,
+            birth: edit.layer,
+            lsn,
+            meta: mapped.meta,
+        });
+        if self.write_quickly(edit, &entry, Keep::Delta).is_none() {
+            self.change(edit, one(vblock), &[entry], Keep::Delta);
         }
     }
 
@@ -169,7 +195,7 @@ impl Map {
                 meta,
             })
         }));
-        self.change(edit, range, &entries, false);
+        self.change(edit, range, &entries, Keep::Nothing);
         entries.clear();
         self.stats.scratch.set(entries);
     }
@@ -198,8 +224,8 @@ impl Map {
             lsn,
             meta,
         });
-        if self.write_quickly(edit, &entry).is_none() {
-            self.change(edit, one(vblock), &[entry], true);
+        if self.write_quickly(edit, &entry, Keep::Data).is_none() {
+            self.change(edit, one(vblock), &[entry], Keep::Data);
         }
     }
 
@@ -214,7 +240,7 @@ impl Map {
             return;
         };
         let entry = Packed::tombstone(extent.start, extent.end, edit.layer, lsn);
-        self.change(edit, extent, &[entry], false);
+        self.change(edit, extent, &[entry], Keep::Nothing);
     }
 
     /// The blocks that the tombstone of a deallocation covers; `None` if there will be none.
@@ -271,7 +297,8 @@ impl Map {
         let range = from..VBlock(VBLOCKS_MAX);
         self.collect(range, Wanted::TombstonesUpTo(up_to), limit, &mut found)?;
         for entry in &found {
-            self.change(edit, entry.key.vblock()..entry.end_vblock(), &[], false);
+            let range = entry.key.vblock()..entry.end_vblock();
+            self.change(edit, range, &[], Keep::Nothing);
         }
         edit.forgotten += found.len();
         let is_all = found.len() < limit;
@@ -279,7 +306,7 @@ impl Map {
     }
 
     /// Puts `put` in place of everything in `range`.
-    fn change(&mut self, edit: &mut Edit, range: Range<VBlock>, put: &[Packed], keep_data: bool) {
+    fn change(&mut self, edit: &mut Edit, range: Range<VBlock>, put: &[Packed], keep: Keep) {
         check_range(&range);
         let layer = edit.layer;
         if self.root.is_none() {
@@ -296,7 +323,7 @@ impl Map {
             node.birth <= layer,
             "layers change in the order of their numbers"
         );
-        let mut change = Change { edit, keep_data };
+        let mut change = Change { edit, keep };
         let sides = Sides {
             left: true,
             right: true,
@@ -593,8 +620,10 @@ impl Change<'_> {
         } else {
             to += node.entries[from..].partition_point(|entry| entry.key() < end_key);
         }
-        if self.keep_data && from < to && node.entries[from].is(EntryKind::Data) {
-            from += 1;
+        match self.keep {
+            Keep::Data if from < to && node.entries[from].is(EntryKind::Data) => from += 1,
+            Keep::Delta if from < to && node.entries[to - 1].is(EntryKind::Delta) => to -= 1,
+            _ => {}
         }
         // Tombstones that reach over an edge of the range keep the part outside.
         let is_cut = |entry: &&Packed| entry.is(EntryKind::Tombstone);
@@ -648,7 +677,7 @@ impl Change<'_> {
         range: &Range<VBlock>,
         sides: Sides,
     ) -> Pack {
-        if self.keep_data {
+        if self.keep != Keep::Nothing {
             // Data and its delta must not be parted; `Even` looks after that.
             return Pack::Even;
         }

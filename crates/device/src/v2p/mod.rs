@@ -14,7 +14,7 @@
 //!   with [`Missing`]: read that block, [`fill_from`](Missing::fill_from), try again. The node
 //!   arrives in every map that waits for it, whatever changed in between.
 //! - Changes ([`write`](Map::write), [`write_run`](Map::write_run),
-//!   [`write_delta`](Map::write_delta), [`deallocate`](Map::deallocate)) can't fail; ask
+//!   [`write_delta`](Map::write_delta), [`write_under`](Map::write_under), [`deallocate`](Map::deallocate)) can't fail; ask
 //!   [`missing`](Map::missing) or [`missing_many`](Map::missing_many) for the same range first and
 //!   load until nothing is. They tell in an [`Edit`] what they displaced.
 //! - [`drop_tombstones`](Map::drop_tombstones) forgets the past.

@@ -1,12 +1,13 @@
 //! The short way to map one block.
 //!
 //! Most writes go to nodes that an earlier write has made dirty since the last checkpoint, and
-//! either replace one entry of the same kind or add one where there is room: data where nothing is known of the block, a delta over data. Nothing has to be copied,
+//! either replace one entry of the same kind or add one where there is room: data where nothing is known of the block, a delta over data. Data is also replaced below a delta that stays. Nothing has to be copied,
 //! retired, split or merged then, and sums change by what the entry changes. Whatever is not so simple goes
 //! the long way ([`Map::change`](super::Map)); `tests::model` goes both.
 
 use std::rc::Rc;
 
+use super::edit::Keep;
 use super::node::Node;
 use super::packed::Packed;
 use super::{Edit, Entry, EntryKind, Key, Map};
@@ -19,11 +20,16 @@ struct Done {
 
 impl Map {
     /// Maps a block, or a delta over it, if that is simple. `None`: it is not, and nothing has changed.
-    pub(super) fn write_quickly(&mut self, edit: &mut Edit, entry: &Packed) -> Option<()> {
+    pub(super) fn write_quickly(
+        &mut self,
+        edit: &mut Edit,
+        entry: &Packed,
+        keep: Keep,
+    ) -> Option<()> {
         let root = self.root.as_mut()?;
         let node = root.slot.loaded_mut()?;
         let first = node.first_key();
-        let done = write(node, entry, first, &mut edit.displaced)?;
+        let done = write(node, (entry, keep), first, &mut edit.displaced)?;
         root.entry.lsn = root.entry.lsn.max(entry.lsn);
         root.entry.meta += done.added;
         Some(())
@@ -33,7 +39,7 @@ impl Map {
 /// `first` is the node's first key.
 fn write(
     node: &mut Rc<Node>,
-    entry: &Packed,
+    (entry, keep): (&Packed, Keep),
     first: Key,
     displaced: &mut Vec<Entry>,
 ) -> Option<Done> {
@@ -42,12 +48,12 @@ fn write(
         return None;
     }
     let done = if node.is_leaf() {
-        write_in_leaf(node, entry, first, displaced)?
+        write_in_leaf(node, (entry, keep), first, displaced)?
     } else {
         let index = node.child_index(entry.vblock());
         let first = node.entries[index].key();
         let child = node.slots[index].loaded_mut()?;
-        let done = write(child, entry, first, displaced)?;
+        let done = write(child, (entry, keep), first, displaced)?;
         let parent = &mut node.entries[index];
         parent.lsn = parent.lsn.max(entry.lsn);
         parent.meta += done.added;
@@ -62,13 +68,19 @@ fn write(
 
 fn write_in_leaf(
     node: &mut Node,
-    entry: &Packed,
+    (entry, keep): (&Packed, Keep),
     first: Key,
     displaced: &mut Vec<Entry>,
 ) -> Option<Done> {
-    let at = node.upper(Key::delta(entry.vblock()), first);
+    let key = Key::delta(entry.vblock());
+    let mut at = node.upper(key, first);
     // There is one: the new entry is not below the first.
-    let before = &mut node.entries[at.checked_sub(1)?];
+    let mut last = at.checked_sub(1)?;
+    if keep == Keep::Delta && node.entries[last].key() == key {
+        at = last;
+        last = at.checked_sub(1)?;
+    }
+    let before = &mut node.entries[last];
     if before.key() == entry.key() && before.is(entry.kind()) {
         displaced.push(before.entry());
         *before = entry.clone();

@@ -252,6 +252,22 @@ impl Builder {
         }
     }
 
+    /// Data that takes the place of a block's data, under the delta that lies over it.
+    pub fn under(&mut self, journal: u16, slot: Slot, vblock: u64, meta: u64) -> Record {
+        let block = self.take(journal, 1)[0];
+        let checksum = self.put_data(block);
+        Record::MapUnder {
+            slot,
+            lsn: self.next_lsn(journal, slot),
+            vblock: VBlock(vblock),
+            mapped: MappedBlock {
+                block,
+                checksum,
+                meta,
+            },
+        }
+    }
+
     fn put_data(&mut self, block: BlockNo) -> BlockChecksum {
         self.stamp += 1;
         let mut bytes = [0; BLOCK];

@@ -143,7 +143,7 @@ fn catalogue_record(builder: &Builder, choose: Choose<'_>) -> CatalogueRecord {
 /// Some record.
 pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
     let at = slot(choose);
-    match choose(18) {
+    match choose(19) {
         0..=3 => {
             let mut start = 0;
             let runs = (0..=choose(3)).map(|_| {
@@ -236,6 +236,12 @@ pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
         12 => match choose(3) {
             0 => Record::DeleteDvol { slot: at },
             _ => Record::DeleteLayer { slot: at },
+        },
+        17 => Record::MapUnder {
+            slot: at,
+            lsn: lsn(builder, at, choose),
+            vblock: VBlock(pick(choose, &[3, 40, (1 << 52) - 1, 1 << 52])),
+            mapped: mapped(builder, choose),
         },
         15 => Record::Attributes {
             slot: at,

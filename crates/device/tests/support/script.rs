@@ -89,6 +89,10 @@ fn operation(builder: &mut Builder, journal: u16, rng: &mut Rng) {
             let at = (rng.below(4000) as u16, 1 + rng.below(96) as u16);
             let record = builder.delta(journal, slot, start, at);
             builder.unit(journal, vec![record]);
+            for _ in 0..rng.below(3) {
+                let record = builder.under(journal, slot, start, rng.below(2));
+                builder.unit(journal, vec![record]);
+            }
         }
         12 if rng.below(2) == 0 => {
             // With what the layer above keeps, or that alone.

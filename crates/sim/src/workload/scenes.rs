@@ -59,6 +59,9 @@ pub enum Scene {
     /// Sectors of a few blocks are written and read, some of them again and again: parts of a block are put together from what is kept
     /// of the last ones, or read once that is gone, and the power fails after a few groups.
     Sectors,
+    /// Halves of a few blocks are written, of which nearly nothing is kept, or nothing: one becomes the block's data, under the delta that the other one is. Also whole
+    /// blocks, several at a time, with metadata; and the power fails after a few groups.
+    Halves,
     /// The first segment is laid out while it is in use, as on a file.
     Zeros,
     /// Data that the journal alone has, written over, deallocated and read, with checkpoints between, and changes of a dvol with snapshots in the same
@@ -68,7 +71,7 @@ pub enum Scene {
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 13] = [
+    pub const ALL: [Scene; 14] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -80,6 +83,7 @@ impl Scene {
         Scene::Copies,
         Scene::Attributes,
         Scene::Sectors,
+        Scene::Halves,
         Scene::Zeros,
         Scene::Journaled,
     ];
@@ -122,6 +126,10 @@ impl Scene {
             Scene::Copies => (30, 2, 6),
             Scene::Attributes => (20, 3, 8),
             Scene::Sectors => (16, 2, 24),
+            Scene::Halves => {
+                options.recent_parts_bytes = [0, 8 << 10][rng.index(2)];
+                (24, 3, 16)
+            }
             Scene::Journaled => {
                 options.map_cache_bytes = [0, 1 << 30][rng.index(2)];
                 options.reuse_soon = true;
@@ -183,7 +191,8 @@ impl Scene {
             | Scene::Tails
             | Scene::Copies
             | Scene::Attributes
-            | Scene::Sectors => (quick, 1_000..=200_000, 100_000..=5_000_000),
+            | Scene::Sectors
+            | Scene::Halves => (quick, 1_000..=200_000, 100_000..=5_000_000),
             // Either much happens during a flush, or while a block is being written.
             Scene::Journaled => match rng.coin() {
                 true => (quick, 1_000..=200_000, 100_000..=5_000_000),
@@ -226,6 +235,7 @@ impl Scene {
             Scene::Ring => 1200,
             Scene::Slots => 40,
             Scene::Sectors | Scene::Journaled => 60,
+            Scene::Halves => 30,
             Scene::Fences => 80,
             Scene::Floor => 300,
         };
@@ -314,6 +324,7 @@ impl Scene {
                 Scene::Copies => client.overlap().await,
                 Scene::Attributes => client.describe(dvol).await,
                 Scene::Sectors => client.sectors(dvol).await,
+                Scene::Halves => client.halves(dvol).await,
                 Scene::Journaled => client.journal(dvol).await,
             }
         }
@@ -348,6 +359,9 @@ const COPIED_BLOCKS: u64 = 4;
 
 /// Blocks whose parts [`Scene::Sectors`] writes.
 const SECTOR_BLOCKS: u64 = 3;
+
+/// Blocks whose halves [`Scene::Halves`] writes: more than are kept.
+const HALVED_BLOCKS: u64 = 4;
 
 /// Blocks that [`Scene::Journaled`] writes to, of a dvol that has twice as many.
 const JOURNALED_BLOCKS: u64 = 24;
@@ -509,6 +523,44 @@ impl Client {
             20 => self.overwrite(dvol, SECTOR_BLOCKS).await,
             21 => self.snapshot_soon(dvol).await,
             22 => self.checkpoint().await,
+            _ => self.flush().await,
+        }
+    }
+
+    /// Writes half of a block, mostly; or what lies below halves, takes them away or keeps them, and looks at them.
+    async fn halves(&mut self, dvol: ObjectKey) {
+        let block = self.rng.below(HALVED_BLOCKS);
+        let half = Extent {
+            offset: block * BLOCK_SIZE + self.rng.below(2) * BLOCK_SIZE / 2,
+            len: BLOCK_SIZE / 2,
+        };
+        let several = blocks(block, 1 + self.rng.below(2));
+        let all = blocks(0, HALVED_BLOCKS + 1);
+        // Flushes end what a crash takes back.
+        let stability = match self.rng.chance(0.1) {
+            true => Stable,
+            false => Unstable,
+        };
+        match self.rng.below(32) {
+            0..19 => self.write_extent(dvol, half, 0, stability).await,
+            19..23 => {
+                let meta = self.rng.below(3);
+                self.write_extent(dvol, several, meta, stability).await;
+            }
+            23 => {
+                let part = Extent {
+                    offset: half.offset + self.rng.below(BLOCK_SIZE / 2),
+                    len: 1 + self.rng.below(BLOCK_SIZE / 2),
+                };
+                self.write_extent(dvol, part, 0, stability).await;
+            }
+            24 => self.deallocate_extent(dvol, several, stability).await,
+            25 => self.read_ex_of(dvol, all).await,
+            26 => self.changed_since_of(dvol, all, 5, 20).await,
+            27 => self.read_extent(dvol, half).await,
+            28 => self.snapshot_soon(dvol).await,
+            29 => self.checkpoint().await,
+            30 => self.read_a_layer(dvol).await,
             _ => self.flush().await,
         }
     }

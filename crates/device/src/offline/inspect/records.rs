@@ -30,6 +30,17 @@ pub fn record_words(record: &Record) -> String {
             "delta slot {}, LSN {lsn}: {changed} of virtual block {}, in {block}",
             slot.0, vblock.0
         ),
+        Record::MapUnder {
+            slot,
+            lsn,
+            vblock,
+            mapped,
+        } => format!(
+            "map under a delta slot {}, LSN {lsn}: {} at {}",
+            slot.0,
+            range(*vblock, 1),
+            mapped.block.0
+        ),
         Record::Unmap { slot, lsn, ranges } => {
             let named = ranges
                 .iter()
@@ -113,7 +124,10 @@ fn change_words(record: &Record) -> String {
             data.len(),
             range(*start, blocks_of_bytes(data.len()))
         ),
-        Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. } => String::new(),
+        Record::Map { .. }
+        | Record::Delta { .. }
+        | Record::MapUnder { .. }
+        | Record::Unmap { .. } => String::new(),
     }
 }
 

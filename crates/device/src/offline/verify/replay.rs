@@ -40,7 +40,7 @@ pub(super) struct Replay {
     pub(super) next_layer: u32,
 }
 
-/// Over which block each record of a unit that writes a part of one was written, if over any.
+/// Over which block each record of a unit that writes a part of one was written, if over any, or under which delta.
 type Under = BTreeMap<(usize, usize), Option<BlockNo>>;
 
 /// For each block that a suspect unit was given last, that unit and the checksum it expects.
@@ -136,7 +136,7 @@ fn aborted(units: &[FoundUnit]) -> BTreeSet<usize> {
 }
 
 /// Applies the units that hold. Returns which was given each block last, and the units that write a part of
-/// a block over another one than when all units were applied (noted the first time): the one they belong to
+/// a block over another one, or under another delta, than when all units were applied (noted the first time): the one they belong to
 /// is left out.
 fn apply_all<R: ReadBlocks>(
     image: &Image<R>,
@@ -165,12 +165,25 @@ fn apply_all<R: ReadBlocks>(
                     .fill_from(&bytes[..])
                     .map_err(|e| Fault::format(missing.block(), e))?;
             }
-            if let Record::Delta { slot, vblock, .. } = record {
-                let found = state.slot(*slot).and_then(|s| s.map.get(*vblock).ok());
-                let block = found.and_then(|mapping| Some(mapping.data()?.block));
-                if *under.entry((index, number)).or_insert(block) != block {
-                    moved.push(index);
+            let mapping_of = |slot: &Slot, vblock| {
+                let found = state.slot(*slot).and_then(|s| s.map.get(vblock).ok());
+                found.unwrap_or_default()
+            };
+            let beside = match record {
+                Record::Delta { slot, vblock, .. } => {
+                    let mapping = mapping_of(slot, *vblock);
+                    Some(mapping.data().map(|data| data.block))
                 }
+                Record::MapUnder { slot, vblock, .. } => {
+                    let mapping = mapping_of(slot, *vblock);
+                    Some(mapping.delta.map(|delta| delta.block))
+                }
+                _ => None,
+            };
+            if let Some(block) = beside
+                && *under.entry((index, number)).or_insert(block) != block
+            {
+                moved.push(index);
             }
             state.apply(record, &image.geometry, &mut Effects::default());
             if let Some(misfit) = state.pool.misfit() {

@@ -62,7 +62,7 @@ impl Run {
     fn change(&mut self) {
         let mut edit = Edit::new(self.layer);
         let dirty_before = self.stats.dirty_nodes();
-        let expected: Vec<Entry> = match self.random.below(10) {
+        let expected: Vec<Entry> = match self.random.below(11) {
             0..3 => {
                 let range = self.range(1);
                 self.prepare(&range);
@@ -79,6 +79,13 @@ impl Run {
             }
             5..7 => self.write_run(&mut edit),
             7..9 => self.deallocate(&mut edit),
+            9 => {
+                let range = self.range(1);
+                self.prepare(&range);
+                let entry = data(range.start, self.block(), self.layer, self.lsn);
+                put_under(&mut self.map, &mut edit, &entry);
+                self.model.write_under(entry)
+            }
             _ => {
                 let up_to = Lsn(self.lsn.0.saturating_sub(self.random.below(40)));
                 let mut from = Some(VBlock(0));

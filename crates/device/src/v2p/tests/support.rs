@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
+use crate::format::record::MappedBlock;
 use crate::v2p::{Changed, DirtyWalk, Edit, Entry, EntryKind, Key, Map, Missing};
 
 /// Blocks of all dvols lie below this vblock, except where a test says otherwise.
@@ -136,6 +137,12 @@ impl Model {
         cell.delta.replace(delta).into_iter().collect()
     }
 
+    pub(super) fn write_under(&mut self, data: Entry) -> Vec<Entry> {
+        let cell = self.0.entry(data.key.vblock().0).or_default();
+        cell.tombstone = None;
+        cell.data.replace(data).into_iter().collect()
+    }
+
     pub(super) fn deallocate(&mut self, range: Range<u64>, lsn: Lsn) -> Vec<Entry> {
         let present: Vec<u64> = self.0.range(range).map(|(&vblock, _)| vblock).collect();
         let (Some(&first), Some(&last)) = (present.first(), present.last()) else {
@@ -260,6 +267,17 @@ pub(super) fn put(map: &mut Map, edit: &mut Edit, entry: &Entry) {
             entry.lsn,
         ),
     }
+}
+
+/// Writes a data entry made by [`data`] under the delta that there may be.
+pub(super) fn put_under(map: &mut Map, edit: &mut Edit, entry: &Entry) {
+    assert_eq!(entry.birth, edit.layer);
+    let mapped = MappedBlock {
+        block: entry.block,
+        checksum: entry.checksum,
+        meta: entry.meta,
+    };
+    map.write_under(edit, entry.key.vblock(), &mapped, entry.lsn);
 }
 
 /// Maps blocks `range` of an empty part, data block n for vblock n.

@@ -38,6 +38,12 @@ enum Op {
         block: u64,
         lsn: Lsn,
     },
+    Under {
+        layer: u32,
+        vblock: u64,
+        block: u64,
+        lsn: Lsn,
+    },
     Deallocate {
         layer: u32,
         range: Range<u64>,
@@ -181,6 +187,15 @@ impl World {
                 let model = self.models.get_mut(layer).expect("exists");
                 model.write_delta(delta(*vblock, *block, LayerNo(*layer), *lsn));
             }
+            Op::Under {
+                layer,
+                vblock,
+                block,
+                lsn,
+            } => {
+                let model = self.models.get_mut(layer).expect("exists");
+                model.write_under(data(*vblock, *block, LayerNo(*layer), *lsn));
+            }
             Op::Deallocate { layer, range, lsn } => {
                 let model = self.models.get_mut(layer).expect("exists");
                 model.deallocate(range.clone(), *lsn);
@@ -234,7 +249,7 @@ impl World {
             return self.live(Op::Create { new });
         }
         let (layer, lsn) = (*self.random.pick(&heads), self.lsn);
-        let op = match self.random.below(10) {
+        let op = match self.random.below(12) {
             0..6 => {
                 let max = *self.random.pick(&[1, 1, 8, 60]);
                 let range = self.range(max);
@@ -255,7 +270,16 @@ impl World {
                     lsn,
                 }
             }
-            8 => {
+            8 | 9 => {
+                let vblock = self.range(1).start;
+                Op::Under {
+                    layer,
+                    vblock,
+                    block: self.take_data_block(),
+                    lsn,
+                }
+            }
+            10 => {
                 let max = *self.random.pick(&[1, 20, 200]);
                 Op::Deallocate {
                     layer,

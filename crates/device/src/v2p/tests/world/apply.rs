@@ -82,6 +82,11 @@ impl World {
                 vblock: start,
                 ..
             }
+            | Op::Under {
+                layer,
+                vblock: start,
+                ..
+            }
             | Op::Deallocate {
                 layer,
                 range: Range { start, .. },
@@ -155,6 +160,12 @@ impl World {
                 vblock, block, lsn, ..
             } => {
                 put(map, &mut edit, &delta(*vblock, *block, birth, *lsn));
+                assert!(self.used_data.insert(*block), "block {block} is in use");
+            }
+            Op::Under {
+                vblock, block, lsn, ..
+            } => {
+                put_under(map, &mut edit, &data(*vblock, *block, birth, *lsn));
                 assert!(self.used_data.insert(*block), "block {block} is in use");
             }
             Op::Deallocate { range, lsn, .. } => {
