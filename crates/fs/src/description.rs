@@ -33,7 +33,9 @@ pub struct Description {
     pub snapshots: u64,
     /// The snapshot that it is being rolled back to.
     pub rolling_back_to: Option<String>,
-    /// What is wrong with it, and what to do.
+    /// Why it was not rolled back, or only half, and what to do.
+    pub not_rolled_back: Option<String>,
+    /// What is wrong with it, that or something else, and what to do.
     pub problem: Option<String>,
 }
 
@@ -50,6 +52,7 @@ impl Description {
             files: 0,
             snapshots: 0,
             rolling_back_to: None,
+            not_rolled_back: None,
             problem: Some(format!(
                 "it can't be opened ({error}): `flagstone fs check` and `flagstone verify` say more"
             )),
@@ -69,6 +72,7 @@ impl<P: Platform> Filesystem<P> {
         }
         let (used_bytes, settings) = (self.inner.used_bytes(), self.settings());
         let devices = self.inner.bytes_by_device();
+        let not_rolled_back = self.inner.trouble.borrow().said();
         // Names are looked through for that alone: there may be thousands.
         let rolling = self.rolling_back_to().and_then(|to| {
             let mut all = self.snapshots().into_iter();
@@ -84,7 +88,8 @@ impl<P: Platform> Filesystem<P> {
             files: state.usage.files.max(0).cast_unsigned(),
             snapshots: state.snapshots.len() as u64,
             rolling_back_to: rolling,
-            problem: (self.inner.trouble.borrow().said()).or_else(|| self.inner.places.trouble()),
+            problem: (not_rolled_back.clone()).or_else(|| self.inner.places.trouble()),
+            not_rolled_back,
         })
     }
 

@@ -109,6 +109,8 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) giving_back: RefCell<BTreeMap<FileId, u64>>,
     /// How often everything has gone back to a snapshot, or begun to.
     pub(crate) rolled: Cell<u64>,
+    /// New large files are to lie on the tree's device as long as it is open, whatever is set.
+    pub(crate) stays_home: Cell<bool>,
     /// There were too many dvols; from then on there may be room for more.
     pub(crate) promote_from_ns: Cell<u64>,
 }
@@ -200,6 +202,7 @@ impl<P: Platform> Inner<P> {
             counting: Budget::new(1),
             giving_back: RefCell::default(),
             rolled: Cell::new(0),
+            stays_home: Cell::new(false),
             promote_from_ns: Cell::new(0),
         });
         for (nth, dvol) in dvols.into_iter().enumerate() {
@@ -245,12 +248,12 @@ impl<P: Platform> Inner<P> {
             let (result, ticket) = match self.attempt(&operation).await {
                 Ok(done) => done,
                 Err(Tried::Again) => continue,
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::For(error)) => return Err(self.blamed(error)),
             };
             drop(entered);
             // Also if it failed: what it failed for was seen.
             match self.store().wait(ticket).await.map_err(Tried::from) {
-                Ok(()) => return result,
+                Ok(()) => return result.map_err(|error| self.blamed(error)),
                 Err(Tried::Again) => {}
                 Err(Tried::For(error)) => return Err(error),
             }
@@ -375,7 +378,7 @@ impl<P: Platform> Inner<P> {
                 Err(StoreError::Lost) => continue,
                 Err(error) => return Err(final_error(error.into())),
             }
-            return result.map_err(final_error);
+            return result.map_err(|error| self.blamed(final_error(error)));
         }
         Err(self.given_up())
     }
@@ -530,7 +533,7 @@ impl<P: Platform> Inner<P> {
             match self.try_change_state(&operation).await {
                 Ok(value) => return Ok(value),
                 Err(Tried::Again) => {}
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::For(error)) => return Err(self.blamed(error)),
             }
             drop(gate);
         }
@@ -616,6 +619,27 @@ impl<P: Platform> Inner<P> {
         let mut inode = decoded(Inode::decode(file, value), "an inode")?;
         self.complete_alone(file, &mut inode)?;
         Ok(inode)
+    }
+
+    /// The same of one that loses a name. If its content is on a device that isn't there and this is its last name, as it was put:
+    /// what it has there goes when the device comes back.
+    pub(crate) async fn inode_to_remove(
+        &self,
+        change: &mut Change<P>,
+        file: FileId,
+    ) -> Result<Inode, Tried> {
+        match self.inode(change, file).await {
+            Err(Tried::For(FileError::Device)) => {}
+            found => return found,
+        }
+        let value = change.get(&self.keys.inode(file)).await?;
+        let value = value.ok_or(FileError::Stale)?;
+        let inode = decoded(Inode::decode(file, value), "an inode")?;
+        let is_missing = inode.object().is_some_and(|o| self.is_missing(o.dvol));
+        match is_missing && inode.attributes.links == 1 {
+            true => Ok(inode),
+            false => Err(FileError::Device.into()),
+        }
     }
 
     /// A file's inode as a view has it. `Stale` if there is none.

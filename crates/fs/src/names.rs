@@ -336,7 +336,7 @@ impl<P: Platform> Inner<P> {
         let mut parent = self.directory(change, caller, directory).await?;
         let entry = self.entry(change, directory, name).await?;
         let entry = entry.ok_or(FileError::NotFound)?;
-        let inode = self.inode(change, entry.file).await?;
+        let inode = self.inode_to_remove(change, entry.file).await?;
         require_removal(caller, &parent.before, &inode.attributes)?;
         check_replaceable(&inode, is_directory)?;
         let now = self.now();
@@ -434,7 +434,7 @@ impl<P: Platform> Inner<P> {
         }
         let mut lost = None;
         if let Some(replaced) = replaced {
-            let inode = self.inode(change, replaced.file).await?;
+            let inode = self.inode_to_remove(change, replaced.file).await?;
             require_removal(caller, &target.before, &inode.attributes)?;
             check_replaceable(&inode, is_directory)?;
             lost = Some((replaced, inode));

@@ -104,6 +104,21 @@ impl<P: Platform> Inner<P> {
         self.places.layer_from(dvol, &layer_name(snapshot))
     }
 
+    /// Whether a dvol may be on a device that isn't there.
+    pub(crate) fn is_missing(&self, dvol: DvolId) -> bool {
+        self.places.find(dvol).is_none() && !self.places.are_all_here()
+    }
+
+    /// What an operation failed for, told by who is to blame: what another device than the tree's takes no more is no end of the
+    /// filesystem.
+    pub(crate) fn blamed(&self, error: FileError) -> FileError {
+        let is_well = !self.stopping.get() && self.places.home().check_running().is_ok();
+        match error {
+            FileError::Stopping if is_well && self.places.is_one_away() => FileError::Device,
+            error => error,
+        }
+    }
+
     /// Why a dvol that an inode names isn't there.
     pub(crate) fn not_there(&self) -> Tried {
         match self.places.are_all_here() {
@@ -129,10 +144,11 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// The same for everything on other devices.
+    /// The same for all that the filesystem has on other devices.
     pub(crate) async fn flush_all_elsewhere(&self) -> Result<(), Tried> {
         for (place, engine) in self.places.all() {
-            if place != Place::HOME {
+            let is_used = self.taken.borrow().dvols_at(place) > 0;
+            if place != Place::HOME && is_used {
                 engine.flush().await.map_err(of_dvol)?;
             }
         }
@@ -309,7 +325,7 @@ impl<P: Platform> Inner<P> {
             let written = self.try_write_object(caller, file, offset_bytes, data, stability);
             match written.await {
                 Err(Tried::Again) => {}
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::For(error)) => return Err(self.blamed(error)),
                 Ok(written) => return Ok(written),
             }
         }
@@ -490,7 +506,7 @@ impl<P: Platform> Inner<P> {
             let read = self.try_read_object(caller, file, offset_bytes, len_bytes, alone);
             match read.await {
                 Err(Tried::Again) => {}
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::For(error)) => return Err(self.blamed(error)),
                 Ok(read) => return Ok(read),
             }
         }
@@ -579,7 +595,7 @@ impl<P: Platform> Inner<P> {
             let committed = self.try_commit_object(caller, file).await;
             match committed {
                 Err(Tried::Again) => self.platform.yield_now().await,
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::For(error)) => return Err(self.blamed(error)),
                 Ok(written) => return Ok(written),
             }
         }

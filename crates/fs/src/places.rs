@@ -50,6 +50,12 @@ fn mark_of<P: Platform>(home: &Engine<P>) -> u64 {
     mark.max(1)
 }
 
+/// Whether a dvol has a file that a tree elsewhere names, which is not this one.
+pub(crate) fn is_stranger<P: Platform>(attributes: &Attributes, home: Option<&Engine<P>>) -> bool {
+    let said = Said::decode(attributes);
+    said.is_some_and(|said| said.home != 0 && home.map(mark_of) != Some(said.home))
+}
+
 /// Whether a dvol has a file that another journal's tree names.
 pub(crate) fn is_elsewheres(attributes: &Attributes) -> bool {
     Said::decode(attributes).is_some_and(|said| said.home != 0)
@@ -165,6 +171,12 @@ impl<P: Platform> Places<P> {
     /// The device of a place.
     pub(crate) fn device_at(&self, place: Place) -> DeviceId {
         self.at(place).superblock().device_id
+    }
+
+    /// Whether one of the other journals takes nothing more.
+    pub(crate) fn is_one_away(&self) -> bool {
+        let mut others = self.engines.iter().skip(1);
+        others.any(|engine| engine.check_running().is_err())
     }
 
     /// Rises with each layer that the background has taken out.

@@ -75,8 +75,10 @@ impl<P: Platform> Inner<P> {
         more_bytes: u64,
     ) -> Result<Option<(Place, Handle)>, Tried> {
         let needed = inode.attributes.used_bytes.saturating_add(more_bytes);
-        let mut refused = DvolError::TooMany;
-        let places = match self.with_state(|state| state.superblock.one_device) {
+        let mut refused = None;
+        let mut are_too_many = false;
+        let is_one = self.with_state(|state| state.superblock.one_device);
+        let places = match is_one || self.stays_home.get() {
             true => vec![Place::HOME],
             false => {
                 let draw = || self.platform.random_u64();
@@ -90,13 +92,15 @@ impl<P: Platform> Inner<P> {
             let made = self.places.at(place).create_with(new, said.encode()).await;
             match made {
                 Ok(handle) => return Ok(Some((place, handle))),
-                Err(error @ (DvolError::TooMany | DvolError::NoSpace)) => refused = error,
+                Err(DvolError::TooMany) => are_too_many = true,
+                Err(error @ DvolError::NoSpace) => refused = Some(error),
                 Err(error) => return Err(of_dvol(error)),
             }
         }
+        // In blocks there may be room.
         match refused {
-            DvolError::TooMany => Ok(None),
-            error => Err(of_dvol(error)),
+            Some(error) if !are_too_many => Err(of_dvol(error)),
+            _ => Ok(None),
         }
     }
 

@@ -78,7 +78,7 @@ impl<P: Platform> Inner<P> {
                 Ok(0) => orphaned.await,
                 // Clients have their turn between all steps.
                 Ok(_) => self.platform.yield_now().await,
-                Err(FileError::Stopping) => return,
+                Err(error) if self.blamed(error) == FileError::Stopping => return,
                 Err(_) if self.stopping.get() => return,
                 // It is being rolled back: that goes first.
                 Err(FileError::Later) if self.is_rolling() => {}
@@ -112,7 +112,7 @@ impl<P: Platform> Inner<P> {
             };
             match step {
                 Ok(some) => done += some,
-                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) if self.blamed(error) == FileError::Stopping => return Err(error),
                 Err(error) => failed = Some(error),
             }
         }

@@ -106,7 +106,12 @@ impl<P: Platform> All<P> {
             match self.clear_some().await {
                 Ok(false) => deleted.await,
                 Ok(true) => self.platform.yield_now().await,
-                Err(Tried::For(FileError::Stopping)) => return,
+                // What another device than the tree's takes no more is no end of all.
+                Err(Tried::For(FileError::Stopping))
+                    if self.places.home().check_running().is_err() =>
+                {
+                    return;
+                }
                 Err(_) if self.stopping.get() => return,
                 Err(Tried::Again) => self.platform.sleep_ns(PAUSE_NS / 1000).await,
                 Err(Tried::For(error)) => {

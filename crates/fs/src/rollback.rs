@@ -471,7 +471,10 @@ impl<P: Platform> Inner<P> {
             return false;
         };
         let object = Inode::decode(file, value).and_then(|inode| inode.object());
-        object.is_some_and(|object| self.layer_at(object.dvol, to).is_some())
+        // Of one that isn't there nobody knows: whoever looks at it finds that out.
+        object.is_some_and(|object| {
+            self.layer_at(object.dvol, to).is_some() || self.is_missing(object.dvol)
+        })
     }
 
     /// Gives a key the value that the snapshot has.

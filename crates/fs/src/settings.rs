@@ -105,6 +105,11 @@ impl<P: Platform> Filesystem<P> {
         self.inner.with_state(|state| state.superblock.settings())
     }
 
+    /// Has new large files lie on the tree's device as long as this is open, whatever is set.
+    pub fn stay_home(&self, stays: bool) {
+        self.inner.stays_home.set(stays);
+    }
+
     /// Sets it to something else. A quota may be below what is used: then nothing new finds room. Files that are
     /// dvols stay so. Durable when this returns.
     pub async fn change_settings(

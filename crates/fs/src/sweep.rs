@@ -51,6 +51,8 @@ pub(crate) struct Taken {
     dvols: BTreeMap<DvolId, Own>,
     /// Of each place.
     totals: BTreeMap<Place, u64>,
+    /// How many there are at each place.
+    counts: BTreeMap<Place, u64>,
     /// Of the engine when all were counted, and when that was.
     layers_gone: u64,
     counted_ns: Option<u64>,
@@ -66,9 +68,11 @@ impl Taken {
             Some(own) => self.dvols.insert(dvol, own),
         };
         if let Some(old) = old {
+            *self.counts.entry(old.place).or_default() -= 1;
             *self.totals.entry(old.place).or_default() -= old.below + old.head;
         }
         if let Some(new) = own {
+            *self.counts.entry(new.place).or_default() += 1;
             *self.totals.entry(new.place).or_default() += new.below + new.head;
         }
     }
@@ -86,6 +90,10 @@ impl Taken {
 
     pub(crate) fn total(&self) -> u64 {
         self.totals.values().sum()
+    }
+
+    pub(crate) fn dvols_at(&self, place: Place) -> u64 {
+        self.counts.get(&place).copied().unwrap_or(0)
     }
 
     pub(crate) fn total_at(&self, place: Place) -> u64 {
@@ -294,7 +302,7 @@ impl<P: Platform> Inner<P> {
             return Ok(0);
         };
         let _entered = self.enter().await;
-        let swept = self.sweep(dvol).await;
+        let swept = self.sweep(dvol).await.map_err(|error| self.blamed(error));
         if let Err(error) = swept {
             // Nothing is lost: it is tried again.
             self.to_sweep.borrow_mut().insert(dvol);

@@ -25,7 +25,7 @@ use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, ROOT_DIRECTORY, decoded
 use crate::inode::{Body, DirectoryPart, Inode};
 use crate::key::{self, Keys};
 use crate::names::COOKIE_FIRST;
-use crate::places::{Places, is_elsewheres};
+use crate::places::{Places, is_elsewheres, is_stranger};
 use crate::settings::Settings;
 use crate::superblock::{ROOT, Superblock, Usage, is_label};
 use crate::view::View;
@@ -126,6 +126,13 @@ impl<P: Platform> Filesystems<P> {
     pub fn lie_on(engine: &Engine<P>) -> bool {
         let mut are_there = false;
         engine.visit_dvols(|_, attributes| are_there |= is_elsewheres(attributes));
+        are_there
+    }
+
+    /// Whether there are large files on it that filesystems of yet another journal name than `home`'s.
+    pub fn strangers_are_on(engine: &Engine<P>, home: Option<&Engine<P>>) -> bool {
+        let mut are_there = false;
+        engine.visit_dvols(|_, attributes| are_there |= is_stranger(attributes, home));
         are_there
     }
 

@@ -183,6 +183,14 @@ fn without_a_device_its_files_are_missing_and_nothing_else() {
         notices.contains("whose names are on another device"),
         "{notices}"
     );
+    // With others made there nobody would find them again.
+    let spec = json!({ "name": "new" });
+    let made: Result<FilesystemInfo, _> = node.client().send("POST", "/v1/filesystems", &spec);
+    let refused = made.expect_err("is refused");
+    assert!(
+        refused.to_string().contains("would not be found again"),
+        "{refused}"
+    );
     node.stop();
     let node = start(&dir, &devices);
     assert_eq!(statuses(&node), [0; FILES as usize]);

@@ -584,7 +584,7 @@ fn stray_filesystems(runtime: &Runtime, devices: &[Device]) -> Vec<String> {
             .get(device)
             .map_or("", |device| device.name.as_str());
         let notice = format!(
-            "device '{name}' has large files of filesystems whose names are on another device, which is not here:              start the node with all its devices"
+            "device '{name}' has large files of filesystems whose names are on another device, which is not here: start the node with all its devices"
         );
         tracing::error!("{notice}");
         notices.push(notice);

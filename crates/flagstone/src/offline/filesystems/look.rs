@@ -269,8 +269,10 @@ async fn look(
     let others = opened.filter(|(other, _)| *other != nth);
     // As a node takes them.
     let others = others.flat_map(|(_, opened)| opened.engines.iter());
-    let others = others.filter(|engine| engine.journal_no() == 0 && !Filesystems::are_on(engine));
+    let others = others.filter(|engine| engine.journal_no() == 0);
     let others: Vec<Engine<Recovered>> = others.cloned().collect();
+    let devices = all.iter().filter_map(|opened| opened.as_ref().ok());
+    let devices: Vec<Device> = devices.map(|opened| opened.device.clone()).collect();
     let Ok(opened) = &mut all[nth] else {
         return Ok(());
     };
@@ -286,7 +288,7 @@ async fn look(
         let engines = (&engine, others.clone());
         let found = look_at_store(platform, engines, name, &progress, opened).await;
         match found {
-            Err(_) if opened.device.is_full() => return Err(Failed::Full),
+            Err(_) if devices.iter().any(Device::is_full) => return Err(Failed::Full),
             found => found?,
         }
     }
@@ -426,7 +428,7 @@ async fn finish_rollbacks(
     }
     let rolls = |filesystem: &Filesystem<Recovered>| {
         let described = filesystem.describe();
-        described.rolling_back_to.is_some() && described.problem.is_none()
+        described.rolling_back_to.is_some() && described.not_rolled_back.is_none()
     };
     let (mut looks, mut last) = (0, (0, 0));
     while looks < LOOKS_MAX && all.opened().iter().any(rolls) {
@@ -445,12 +447,12 @@ fn item(
     let mut problems = report.problems;
     let described = all.opened().into_iter().map(|opened| opened.describe());
     for described in described.filter(|described| described.name == filesystem) {
-        if let (Some(to), None) = (&described.rolling_back_to, &described.problem) {
+        if let (Some(to), None) = (&described.rolling_back_to, &described.not_rolled_back) {
             problems.push(format!(
                 "it is being rolled back to '{to}', and that doesn't get on: until it has, nothing in it is proved"
             ));
         }
-        problems.extend(described.problem);
+        problems.extend(described.not_rolled_back);
     }
     CheckedFilesystem {
         filesystem,

@@ -10,7 +10,7 @@ use flagstone_types::DeviceId;
 
 use super::errors::{file_error, no_such_filesystem, no_such_snapshot};
 use super::settings::{check_devices, check_promotion, described, is_one_device, kept, slo_in};
-use super::{CORE, CoreFiles, CoreFilesystem, home};
+use super::{CORE, CoreFiles, CoreFilesystem, has_store, home, homeless};
 use crate::attach::NfsTarget;
 use crate::node::real::RealNode;
 use crate::node::real::core::CoreNode;
@@ -160,6 +160,25 @@ impl RealNode {
         })
     }
 
+    /// Refuses to make filesystems anew where large files wait for theirs.
+    async fn check_home(&self, doing: &str) -> Result<(), NodeError> {
+        let found = self.on_core(CORE, doing, |core| async move {
+            let is_new = home(&core.engines).is_none_or(|home| !has_store(&home.engine));
+            if is_new { homeless(&core) } else { Vec::new() }
+        });
+        match found.await?.first() {
+            None => Ok(()),
+            Some(device) => {
+                let name = &self.devices[*device].name;
+                let found = format!(
+                    "device '{name}' has large files of filesystems whose names are on another device, which is not here: with new ones they would not be found again"
+                );
+                Err(NodeError::new(NodeErrorKind::Busy, doing, found)
+                    .next("start the node with all its devices; or, if those files are to be lost, format that device anew"))
+            }
+        }
+    }
+
     pub(super) async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
         let index = self.home_index(doing).await?;
         Ok(self.devices[index].name.clone())
@@ -192,7 +211,7 @@ impl RealNode {
             quota_files: bound(found.settings.quota_files),
             promote_bytes: found.settings.promote_bytes,
             zeros_to_holes: found.settings.zeros_to_holes,
-            one_device: found.settings.one_device,
+            one_device: found.settings.one_device || is_one_device(None, &slo_in(&found.settings)),
             devices: self.parts_of(&found.devices),
             slo: slo_in(&found.settings),
             image_stores: None,
@@ -229,6 +248,7 @@ impl RealNode {
         };
         let none = Floors::new();
         let known = floors.as_deref().unwrap_or(&none);
+        self.check_home(&doing).await?;
         let device = self.home_for_new(&doing).await?;
         self.admit(known, device, None, &slo, spec.oversubscribe, &doing)?;
         let made = self.on_files(&doing, |core| async move {

@@ -20,7 +20,7 @@ use flagstone_platform::Platform;
 use flagstone_runtime::{IoStats, UringPlatform};
 
 use super::counted::{Counted, FileCounters};
-use super::settings::slo_in;
+use super::settings::{slo_at, slo_in};
 use super::shown::Shown;
 use super::turns::{InTurns, TurnsAt};
 use super::volumes::VolumeFiles;
@@ -127,9 +127,10 @@ impl CoreExports {
         let core = &self.core;
         let owned = core.files.places.borrow().clone();
         let home = owned.first().ok_or(FileError::Stopping)?;
-        let (slo, limits) = terms_of(&slo_in(&files.settings()));
+        let slo = slo_in(&files.settings());
         let mut places = Vec::new();
-        for place in &owned {
+        for (nth, place) in owned.iter().enumerate() {
+            let (slo, limits) = terms_of(&slo_at(nth, &slo));
             let turns = core.turns.get(place.device).ok_or(FileError::Stopping)?;
             places.push(TurnsAt {
                 tenant: turns.tenant(slo, limits),

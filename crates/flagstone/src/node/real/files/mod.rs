@@ -99,12 +99,9 @@ fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
 /// Journals of other devices on which large files lie, or may.
 fn others(engines: &Engines, home: &OwnedEngine) -> Vec<Rc<OwnedEngine>> {
     let all = engines.all().into_iter().map(|(_, owned)| owned);
-    // One with filesystems of its own is another node's, or was; what there is of them is found again where it was.
-    let fits = |owned: &Rc<OwnedEngine>| {
-        let is_first = owned.engine.journal_no() == 0 && owned.device != home.device;
-        is_first && !has_store(&owned.engine)
-    };
-    all.filter(fits).collect()
+    // Also one with filesystems of its own: files say whose they are.
+    all.filter(|owned| owned.engine.journal_no() == 0 && owned.device != home.device)
+        .collect()
 }
 
 /// Journals of this core with filesystems that nobody serves: device and number.
@@ -131,9 +128,10 @@ pub(super) fn has_files(engine: &Engine<UringPlatform>) -> bool {
 /// Devices with large files of filesystems that this node doesn't have.
 pub(super) fn homeless(core: &CoreNode) -> Vec<usize> {
     let all = core.engines.all().into_iter();
-    let has_some = home(&core.engines).is_some_and(|home| has_store(&home.engine));
-    let lie_there = all.filter(|(_, owned)| !has_some && Filesystems::lie_on(&owned.engine));
-    lie_there.map(|(_, owned)| owned.device).collect()
+    let home = home(&core.engines).filter(|home| has_store(&home.engine));
+    let home = home.as_ref().map(|home| &home.engine);
+    let are_there = all.filter(|(_, owned)| Filesystems::strangers_are_on(&owned.engine, home));
+    are_there.map(|(_, owned)| owned.device).collect()
 }
 
 impl CoreFiles {
@@ -250,18 +248,10 @@ impl CoreFiles {
                 }
                 match all.open_filesystem(info.id).await {
                     Ok(files) => {
-                        let settings = files.settings();
-                        let slo = slo_in(&settings);
-                        // Promised before large files could lie on other devices.
-                        if is_one_device(None, &slo) && !settings.one_device {
-                            let set = files.change_settings(|settings| settings.one_device = true);
-                            if let Err(error) = set.await {
-                                tracing::warn!(
-                                    filesystem = info.name,
-                                    "keeping large files on the device that the filesystem has a floor of: {error}"
-                                );
-                            }
-                        }
+                        let slo = slo_in(&files.settings());
+                        // Also if it was promised before large files could lie on other devices, which isn't written down: whoever
+                        // goes back to an older version finds what that knows.
+                        files.stay_home(is_one_device(None, &slo));
                         note_floor(&mut floors, files.id(), home.device, &slo);
                     }
                     Err(error) => {

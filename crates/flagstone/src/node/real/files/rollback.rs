@@ -44,7 +44,7 @@ impl RealNode {
                 left_ns -= POLL_NS;
             }
             let found = described(files, &said).await?;
-            match (&found.0.rolling_back_to, &found.0.problem) {
+            match (&found.0.rolling_back_to, &found.0.not_rolled_back) {
                 (None, Some(problem)) => {
                     let error = NodeError::new(NodeErrorKind::Corrupt, &*said, problem.clone());
                     Err(error.next("choose another snapshot"))

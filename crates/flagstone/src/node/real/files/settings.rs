@@ -66,6 +66,17 @@ pub(super) fn is_one_device(asked: Option<bool>, slo: &Slo) -> bool {
     asked.unwrap_or(matches!(slo.promise, SloPromise::Floor(_)))
 }
 
+/// What it is promised of the device of the names (0), and of others: a floor is one device's, and was admitted there.
+pub(super) fn slo_at(place: usize, slo: &Slo) -> Slo {
+    match (place, slo.promise) {
+        (1.., SloPromise::Floor(_)) => Slo {
+            promise: SloPromise::default(),
+            ..*slo
+        },
+        _ => *slo,
+    }
+}
+
 /// Refuses files on several devices where one device's time is promised.
 pub(super) fn check_devices(
     one_device: Option<bool>,
@@ -124,10 +135,12 @@ async fn change_on_core(
         settings.opaque = slo.as_ref().map_or(settings.opaque, kept);
     });
     let changed = changed.await.map_err(|error| file_error(error, doing))?;
+    files.stay_home(is_one_device(None, &slo_in(&changed)));
     // Also if two change it at the same time: each goes by what was kept last.
     if let Some(known) = core.files.exports.borrow().get(&files.id()) {
-        let (slo, limits) = terms_of(&slo_in(&changed));
-        for at in known.places.iter() {
+        let slo = slo_in(&changed);
+        for (nth, at) in known.places.iter().enumerate() {
+            let (slo, limits) = terms_of(&slo_at(nth, &slo));
             at.tenant.change(slo, limits);
         }
     }
@@ -223,6 +236,28 @@ impl RealNode {
 mod tests {
     use super::*;
     use crate::node::{Rates, SloLimit};
+
+    #[test]
+    fn a_floor_is_one_devices() {
+        let limit = SloLimit {
+            writes: Some(500),
+            ..SloLimit::default()
+        };
+        let promise = SloPromise::Floor(Rates {
+            reads: 5000,
+            writes: 256,
+        });
+        let floor = Slo { promise, limit };
+        assert_eq!(slo_at(0, &floor), floor);
+        let elsewhere = slo_at(1, &floor);
+        assert_eq!(elsewhere.promise, SloPromise::default());
+        assert_eq!(elsewhere.limit, limit);
+        let share = Slo {
+            promise: SloPromise::Share(256),
+            limit,
+        };
+        assert_eq!([slo_at(0, &share), slo_at(2, &share)], [share, share]);
+    }
 
     #[test]
     fn slos_are_read_as_they_were_kept() {
